@@ -1,0 +1,1 @@
+"""Serve `.mar` archives: N TorchServe replicas behind one HAProxy endpoint, under supervisord."""
