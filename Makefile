@@ -1,0 +1,81 @@
+# Order only: what each target runs is decided in pipeline/make.py, and what an installation needs in pipeline/install.py.
+PYTHON ?= python3
+VENV ?= .venv
+RECIPE ?= digits
+NPROC ?=
+REPLICAS ?=
+PORT ?=
+IMAGE ?=
+ARGS ?=
+
+# Values reach Python through the environment, untouched: neither make nor the shell reads `$`, quotes or spaces in them.
+VALUES := PYTHON VENV RECIPE NPROC REPLICAS PORT IMAGE ARGS
+$(foreach name,$(VALUES),$(eval override $(name) := $$(value $(name))))
+export $(VALUES)
+
+SHELL := /bin/sh
+RUN := @"$$VENV/bin/python" -m pipeline.make
+# Without an environment nothing was ever started, and looking at nothing must not install 6 GB.
+ASK := @test -x "$$VENV/bin/python" || { echo "nothing is installed yet, so nothing runs: make install"; exit 0; }; \
+	"$$VENV/bin/python" -m pipeline.make
+
+.DEFAULT_GOAL := help
+# `make train compress serve` runs in that order, also under -j.
+.NOTPARALLEL:
+.PHONY: help install train compress package serve stop status logs predict verify bench check test clean distclean
+
+help: ## Print every target
+	@printf 'make TARGET... [RECIPE=digits] [NPROC=4] [REPLICAS=2] [PORT=8080] [ARGS="--train.epochs 3"]\n\n'
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+	@printf '\n  RECIPE    name of a recipe in pipeline/recipes, or the path of a .toml file\n'
+	@printf '  NPROC     training processes; REPLICAS and PORT shape the served stack\n'
+	@printf '  ARGS      more for the command behind the target, as you would type it in a shell\n'
+	@printf '  PYTHON    the Python (3.11-3.13) that makes the environment; VENV where it stands (.venv)\n'
+
+install: ## Create .venv with the pinned dependencies (about 6.5 GB); nothing when they are there
+	@"$$PYTHON" -I pipeline/install.py "$$VENV"
+
+train: install ## Train the recipe's model on NPROC processes
+	$(RUN) train
+
+compress: install ## Prune, recover, quantize, export, measure each candidate and print the table
+	$(RUN) compress
+
+package: install ## Build the .mar archive
+	$(RUN) package
+
+serve: install ## Build what is missing, start REPLICAS replicas behind PORT and send one held-out image
+	$(RUN) serve
+
+stop: ## Stop the served stack on PORT
+	$(ASK) stop
+
+status: ## Show replicas, balancer, model digest and uptime
+	$(ASK) status
+
+logs: ## Show the served stack's logs
+	$(ASK) logs
+
+predict: install ## Send IMAGE=path to the served stack and print the answer
+	$(RUN) predict
+
+verify: install ## Serve, send the whole test split and compare every hand-over from PyTorch to HTTP
+	$(RUN) verify
+
+bench: install ## Measure accuracy, bytes and CPU time per image against the baselines
+	$(RUN) bench
+
+check: install ## Formatting, lint and types: what CI asks for
+	@"$$VENV/bin/python" -m ruff format --check .
+	@"$$VENV/bin/python" -m ruff check .
+	@"$$VENV/bin/python" -m mypy
+
+test: install ## Run the tests; ARGS="-m 'not e2e'" for the short ones
+	$(RUN) test
+
+clean: stop ## Stop the stack and delete everything in artifacts/
+	@find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
+
+distclean: clean ## Also delete .venv and every cache
+	@rm -rf .venv quartet.egg-info .mypy_cache .ruff_cache .pytest_cache
+	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,178 @@
+"""The environment: checks the machine, then makes `.venv` with the pinned dependencies, once. Standard library only.
+
+Run as a file by make, with whatever Python the user has, before anything is installed. So that an old Python gets a
+sentence and no SyntaxError, what stands here also parses on Python 3.6: annotations are strings.
+"""
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+INPUTS = ("pyproject.toml", "pipeline/constraints.txt")
+STAMP = ".quartet-installed.json"
+UNFINISHED = ".quartet-unfinished"
+PYTHONS = ((3, 11), (3, 12), (3, 13))
+GLIBC = (2, 28)  # the wheels of torch and onnxruntime-gpu are manylinux_2_28
+INSTALLED_GB = 6.5
+DOWNLOAD_GB = 2.7  # the wheels, unpacked from a folder beside .venv
+EXIT_REFUSED = 2
+SHOWN = ("Downloading", "Using cached", "Installing collected")  # what of pip's talk helps while one waits
+WIDTH = 100  # characters
+
+
+class Machine(NamedTuple):
+    """What an installation depends on."""
+
+    system: str
+    machine: str
+    libc: "tuple[str, str]"  # name and version
+    python: "tuple[int, int]"
+    executable: str
+    missing_modules: "tuple[str, ...]"
+    free_gb: float
+    other_pythons: "tuple[str, ...]"  # on PATH, and of a version that would do
+
+
+def inspect_machine(venv: Path) -> Machine:
+    """Return the facts of this machine and of the Python that runs this file."""
+    parent = next(folder for folder in venv.absolute().parents if folder.is_dir())
+    names = ["python{}.{}".format(*version) for version in reversed(PYTHONS)]
+    return Machine(
+        system=platform.system(),
+        machine=platform.machine(),
+        libc=platform.libc_ver(),
+        python=sys.version_info[:2],
+        executable=sys.executable,
+        missing_modules=tuple(name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None),
+        free_gb=shutil.disk_usage(str(parent)).free / 1e9,
+        other_pythons=tuple(name for name in names if shutil.which(name)),
+    )
+
+
+def refusal(machine: Machine) -> "str | None":
+    """Return the one line that says why Quartet cannot be installed here, or None when it can."""
+    if (machine.system, machine.machine) != ("Linux", "x86_64"):
+        return f"Quartet runs on Linux x86_64; this is {machine.system} {machine.machine}"
+    if machine.libc[0] != "glibc" or _version(machine.libc[1]) < GLIBC:
+        found = " ".join(machine.libc).strip() or "another C library"
+        return f"Quartet's wheels need glibc {GLIBC[0]}.{GLIBC[1]} or newer; this system has {found}"
+    if machine.python not in PYTHONS:
+        remedy = machine.other_pythons[0] if machine.other_pythons else "/path/to/python3.11"
+        found = "{}.{} ({})".format(*machine.python, machine.executable)
+        return f"Quartet needs Python 3.11, 3.12 or 3.13; this is {found}; use: make PYTHON={remedy}"
+    if machine.missing_modules:
+        package = "python{}.{}-venv".format(*machine.python)
+        names = " and ".join(machine.missing_modules)
+        return f"{machine.executable} has no module {names}; on Debian or Ubuntu: sudo apt-get install {package}"
+    needed_gb = INSTALLED_GB + DOWNLOAD_GB
+    if machine.free_gb < needed_gb:
+        return f"the environment needs {needed_gb:.1f} GB of disk; {machine.free_gb:.1f} GB are free"
+    return None
+
+
+def fingerprint(venv: Path, *, root: Path = ROOT) -> "dict[str, str]":
+    """Return what a complete environment's stamp says: what went in, and where it stands (a moved one is broken)."""
+    digest = hashlib.sha256()
+    for name in INPUTS:
+        digest.update((root / name).read_bytes() + b"\0")
+    return {"inputs": digest.hexdigest(), "location": str(venv.resolve())}
+
+
+def is_installed(venv: Path, *, root: Path = ROOT) -> bool:
+    """Tell whether the environment is complete, in place and made from the present pins."""
+    if not (venv / "bin" / "python").exists():
+        return False
+    try:
+        stamp = json.loads((venv / STAMP).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(stamp == fingerprint(venv, root=root))
+
+
+def install(venv: Path, *, root: Path = ROOT) -> None:
+    """Create or update the environment; raises `subprocess.CalledProcessError` when venv or pip fails.
+
+    A first installation that was cut off starts again: pip takes a half-unpacked package for an installed one.
+    Wheels that were fetched come from pip's cache.
+    """
+    python = venv / "bin" / "python"
+    if (venv / UNFINISHED).exists() or _was_moved(venv):
+        shutil.rmtree(str(venv))
+    if not python.exists():
+        venv.mkdir(parents=True, exist_ok=True)
+        (venv / UNFINISHED).touch()
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    stamp = venv / STAMP
+    if stamp.exists():
+        stamp.unlink()
+    _pip_install(python, root=root, unpack=venv / "tmp")
+    stamp.write_text(json.dumps(fingerprint(venv, root=root)))
+    if (venv / UNFINISHED).exists():
+        (venv / UNFINISHED).unlink()
+
+
+def main(venv: Path) -> int:
+    """Install when needed; return the exit status. One installation at a time: the lock is on pyproject.toml."""
+    if is_installed(venv):
+        return 0
+    with (ROOT / INPUTS[0]).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_installed(venv):
+            return 0
+        reason = refusal(inspect_machine(venv))
+        if reason:
+            print(reason, file=sys.stderr)
+            return EXIT_REFUSED
+        place = venv.absolute()
+        print(f"Installing the pinned dependencies into {place}: about {INSTALLED_GB} GB, once.", file=sys.stderr)
+        try:
+            install(venv)
+        except subprocess.CalledProcessError as error:
+            print(f"the installation failed ({error}); run make install again to go on", file=sys.stderr)
+            return EXIT_REFUSED
+    print(f"{place} is complete.", file=sys.stderr)
+    return 0
+
+
+def _pip_install(python: Path, *, root: Path, unpack: Path) -> None:
+    """Run pip. Its temporary files lie beside the environment, because /tmp is often a small part of the memory."""
+    unpack.mkdir(exist_ok=True)
+    constraints = root / "pipeline" / "constraints.txt"
+    command = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    command += ["-c", str(constraints), "-e", f"{root}[dev]"]
+    environment = {**os.environ, "TMPDIR": str(unpack)}
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, universal_newlines=True, env=environment) as pip:
+            assert pip.stdout is not None  # it is a pipe
+            for line in pip.stdout:
+                if line.strip().startswith(SHOWN):
+                    print("  " + line.strip()[:WIDTH], file=sys.stderr)
+        if pip.returncode:
+            raise subprocess.CalledProcessError(pip.returncode, command[1:4])
+    finally:
+        shutil.rmtree(str(unpack), ignore_errors=True)
+
+
+def _was_moved(venv: Path) -> bool:
+    try:
+        stamp = json.loads((venv / STAMP).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return bool(stamp.get("location") != str(venv.resolve()))
+
+
+def _version(text: str) -> "tuple[int, ...]":
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

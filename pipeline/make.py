@@ -1,0 +1,116 @@
+"""What make's targets run: turns RECIPE=, NPROC=, REPLICAS=, PORT=, IMAGE= and ARGS= into command lines.
+
+Values come from the environment as they were typed, so that a space or a quote in one never meets a shell.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import PipelineError
+
+STAGE_OF = {"train": "train", "compress": "choose", "package": "package", "serve": "package", "verify": "package"}
+SERVED = ("stop", "status", "logs", "predict")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the user gave make; an empty string was not given."""
+
+    recipe: str
+    nproc: str
+    replicas: str
+    port: str
+    image: str
+    args: tuple[str, ...]
+
+
+def read_values(environment: Mapping[str, str]) -> Values:
+    """Read make's variables; ARGS is split like words of a shell, and an open quote is a `PipelineError`."""
+    args = environment.get("ARGS", "")
+    try:
+        words = tuple(shlex.split(args))
+    except ValueError as error:
+        raise PipelineError(f"ARGS={args}: {str(error).lower()}; close the quote") from error
+    return Values(
+        recipe=environment.get("RECIPE", ""),
+        nproc=environment.get("NPROC", ""),
+        replicas=environment.get("REPLICAS", ""),
+        port=environment.get("PORT", ""),
+        image=environment.get("IMAGE", ""),
+        args=words,
+    )
+
+
+def pipeline_command(stage: str, values: Values) -> list[str]:
+    """Return the command that makes `stage` and everything before it."""
+    command = [sys.executable, "-m", "pipeline", stage, *_option("--recipe", values.recipe)]
+    return [*command, *_option("--nproc", values.nproc), *values.args]
+
+
+def start_command(archive: str, values: Values) -> list[str]:
+    """Return the command that serves `archive`."""
+    command = [sys.executable, "-m", "serving", "start", "--mar", archive]
+    command += [*_option("--replicas", values.replicas), *_option("--port", values.port)]
+    return [*command, *_option("--image", values.image)]
+
+
+def serving_command(verb: str, values: Values) -> list[str]:
+    """Return the command that asks the served stack; `predict` needs an image."""
+    command = [sys.executable, "-m", "serving", verb, *_option("--port", values.port)]
+    if verb == "predict":
+        if not values.image:
+            raise PipelineError("which image? make predict IMAGE=path")
+        command += ["--image", values.image]
+    return [*command, *values.args]
+
+
+def run_target(target: str, values: Values) -> None:
+    """Run what `target` stands for; raises `subprocess.CalledProcessError` at the first command that fails."""
+    if target == "test":
+        _run([sys.executable, "-m", "pytest", *values.args])
+    elif target in SERVED:
+        _run(serving_command(target, values))
+    elif target == "bench":
+        _run(pipeline_command("bench", values))
+    elif target in ("serve", "verify"):
+        _run(start_command(_last_line_of(pipeline_command("package", values)), values))
+        if target == "verify":
+            _run([*pipeline_command("verify", values), *_option("--port", values.port)])
+    else:
+        _run(pipeline_command(STAGE_OF[target], values))
+
+
+def main(target: str) -> int:
+    """Run one target; return the exit status of the command that failed, or 0."""
+    try:
+        run_target(target, read_values(os.environ))
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except subprocess.CalledProcessError as error:
+        return error.returncode  # the command has said why
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _option(name: str, value: str) -> list[str]:
+    return [name, value] if value else []
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True)
+
+
+def _last_line_of(command: list[str]) -> str:
+    """Run `command` and return the last line that it prints: the path of what it made."""
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return printed.strip().splitlines()[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
