@@ -133,7 +133,11 @@ def main(venv: Path) -> int:
             print(reason, file=sys.stderr)
             return EXIT_REFUSED
         place = venv.absolute()
-        print(f"Installing the pinned dependencies into {place}: about {INSTALLED_GB} GB, once.", file=sys.stderr)
+        if (venv / STAMP).exists():
+            print(f"The pins changed: updating {place}.", file=sys.stderr)
+        else:
+            size = f"about {INSTALLED_GB} GB, of which {DOWNLOAD_GB} GB are downloaded"
+            print(f"Installing the pinned dependencies into {place}: {size}; once.", file=sys.stderr)
         try:
             install(venv)
         except subprocess.CalledProcessError as error:
