@@ -15,7 +15,7 @@ export $(VALUES)
 
 SHELL := /bin/sh
 RUN := @"$$VENV/bin/python" -m pipeline.make
-# Without an environment nothing was ever started, and looking at nothing must not install 6 GB.
+# Without an environment nothing was ever started, and looking at nothing must not install 7 GB.
 ASK := @test -x "$$VENV/bin/python" || { echo "nothing is installed yet, so nothing runs: make install"; exit 0; }; \
 	"$$VENV/bin/python" -m pipeline.make
 
@@ -32,7 +32,7 @@ help: ## Print every target
 	@printf '  ARGS      more for the command behind the target, as you would type it in a shell\n'
 	@printf '  PYTHON    the Python (3.11-3.13) that makes the environment; VENV where it stands (.venv)\n'
 
-install: ## Create .venv with the pinned dependencies (about 6.5 GB); nothing when they are there
+install: ## Create .venv with the pinned dependencies (about 7 GB); nothing when they are there
 	@"$$PYTHON" -I pipeline/install.py "$$VENV"
 
 train: install ## Train the recipe's model on NPROC processes

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,11 +23,9 @@ STAMP = ".quartet-installed.json"
 UNFINISHED = ".quartet-unfinished"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 GLIBC = (2, 28)  # the wheels of torch and onnxruntime-gpu are manylinux_2_28
-INSTALLED_GB = 6.5
-DOWNLOAD_GB = 2.7  # the wheels, unpacked from a folder beside .venv
+INSTALLED_GB = 7.0
+DOWNLOAD_GB = 3.3  # the wheels: they lie beside .venv until they are unpacked, and stay in pip's cache
 EXIT_REFUSED = 2
-SHOWN = ("Downloading", "Using cached", "Installing collected")  # what of pip's talk helps while one waits
-WIDTH = 100  # characters
 
 
 class Machine(NamedTuple):
@@ -39,12 +38,13 @@ class Machine(NamedTuple):
     executable: str
     missing_modules: "tuple[str, ...]"
     free_gb: float
+    needed_gb: float
     other_pythons: "tuple[str, ...]"  # on PATH, and of a version that would do
 
 
 def inspect_machine(venv: Path) -> Machine:
     """Return the facts of this machine and of the Python that runs this file."""
-    parent = next(folder for folder in venv.absolute().parents if folder.is_dir())
+    parent = _existing(venv.absolute())
     names = ["python{}.{}".format(*version) for version in reversed(PYTHONS)]
     return Machine(
         system=platform.system(),
@@ -54,6 +54,7 @@ def inspect_machine(venv: Path) -> Machine:
         executable=sys.executable,
         missing_modules=tuple(name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None),
         free_gb=shutil.disk_usage(str(parent)).free / 1e9,
+        needed_gb=INSTALLED_GB + DOWNLOAD_GB * (2 if _pip_cache().stat().st_dev == parent.stat().st_dev else 1),
         other_pythons=tuple(name for name in names if shutil.which(name)),
     )
 
@@ -73,9 +74,8 @@ def refusal(machine: Machine) -> "str | None":
         package = "python{}.{}-venv".format(*machine.python)
         names = " and ".join(machine.missing_modules)
         return f"{machine.executable} has no module {names}; on Debian or Ubuntu: sudo apt-get install {package}"
-    needed_gb = INSTALLED_GB + DOWNLOAD_GB
-    if machine.free_gb < needed_gb:
-        return f"the environment needs {needed_gb:.1f} GB of disk; {machine.free_gb:.1f} GB are free"
+    if machine.free_gb < machine.needed_gb:
+        return f"the installation needs {machine.needed_gb:.1f} GB of disk; {machine.free_gb:.1f} GB are free"
     return None
 
 
@@ -133,7 +133,7 @@ def main(venv: Path) -> int:
             print(reason, file=sys.stderr)
             return EXIT_REFUSED
         place = venv.absolute()
-        if (venv / STAMP).exists():
+        if (venv / STAMP).exists() and not _was_moved(venv):
             print(f"The pins changed: updating {place}.", file=sys.stderr)
         else:
             size = f"about {INSTALLED_GB} GB, of which {DOWNLOAD_GB} GB are downloaded"
@@ -147,6 +147,25 @@ def main(venv: Path) -> int:
     return 0
 
 
+def describe(line: str) -> str:
+    """Return what of a line of pip's talk helps while one waits: what is fetched and how large it is; or nothing."""
+    fetched = re.match(r"\s*(?:Downloading|Using cached) ([^-]+)-([^-]+)-\S+\.whl (\(.+\))", line)
+    if fetched:
+        return " ".join(fetched.groups())
+    unpacked = re.match(r"Installing collected packages: (.*)", line)
+    return "unpacking {} packages".format(len(unpacked.group(1).split(","))) if unpacked else ""
+
+
+def _pip_cache() -> Path:
+    """Return the folder of pip's cache, or the nearest one above it that exists."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return _existing(Path(os.environ.get("PIP_CACHE_DIR") or cache))
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
 def _pip_install(python: Path, *, root: Path, unpack: Path) -> None:
     """Run pip. Its temporary files lie beside the environment, because /tmp is often a small part of the memory."""
     unpack.mkdir(exist_ok=True)
@@ -158,8 +177,8 @@ def _pip_install(python: Path, *, root: Path, unpack: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, universal_newlines=True, env=environment) as pip:
             assert pip.stdout is not None  # it is a pipe
             for line in pip.stdout:
-                if line.strip().startswith(SHOWN):
-                    print("  " + line.strip()[:WIDTH], file=sys.stderr)
+                if describe(line):
+                    print(f"  {describe(line)}", file=sys.stderr)
         if pip.returncode:
             raise subprocess.CalledProcessError(pip.returncode, command[1:4])
     finally:
