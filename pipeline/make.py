@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.errors import PipelineError
 
@@ -52,10 +53,10 @@ def pipeline_command(stage: str, values: Values) -> list[str]:
 
 
 def start_command(archive: str, values: Values) -> list[str]:
-    """Return the command that serves `archive`."""
-    command = [sys.executable, "-m", "serving", "start", "--mar", archive]
-    command += [*_option("--replicas", values.replicas), *_option("--port", values.port)]
-    return [*command, *_option("--image", values.image)]
+    """Return the command that serves `archive` and tries it with IMAGE, or else with the image held out for that."""
+    image = values.image or str(next(Path(archive).parent.glob("held-out-*")))
+    command = [sys.executable, "-m", "serving", "start", "--mar", archive, "--image", image]
+    return [*command, *_option("--replicas", values.replicas), *_option("--port", values.port)]
 
 
 def serving_command(verb: str, values: Values) -> list[str]:

@@ -1,6 +1,8 @@
 """What make's targets run."""
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +15,14 @@ SERVING = [sys.executable, "-m", "serving"]
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
     """Replace running a command by noting it; a stage prints a path."""
     noted: list[list[str]] = []
+    (tmp_path / "held-out-7.png").touch()
 
     def last_line(command: list[str]) -> str:
         noted.append(command)
-        return "artifacts/package/k e y/digits.mar"
+        return str(tmp_path / "digits.mar")
 
     monkeypatch.setattr(make, "_run", noted.append)
     monkeypatch.setattr(make, "_last_line_of", last_line)
@@ -61,16 +64,24 @@ def test_stages_get_recipe_processes_and_overrides(target: str, stage: str, comm
     assert commands == [[*PIPELINE, stage, "--recipe", "a b.toml", "--nproc", "4", "--train.epochs", "1"]]
 
 
-def test_serve_starts_the_archive_that_package_names(commands: list[list[str]]) -> None:
-    run_target("serve", Values("digits", nproc="", replicas="3", port="81", image="x y.png", args=()))
+def test_serve_tries_the_archive_that_package_names_with_the_held_out_image(
+    commands: list[list[str]], tmp_path: Path
+) -> None:
+    run_target("serve", replace(NOTHING, recipe="digits", replicas="3", port="81"))
     package, start = commands
     assert package == [*PIPELINE, "package", "--recipe", "digits"]
     assert start[:5] == [*SERVING, "start", "--mar"]
-    assert start[5:] == ["artifacts/package/k e y/digits.mar", "--replicas", "3", "--port", "81", "--image", "x y.png"]
+    assert start[5:7] == [str(tmp_path / "digits.mar"), "--image"]
+    assert start[7:] == [str(tmp_path / "held-out-7.png"), "--replicas", "3", "--port", "81"]
+
+
+def test_serve_tries_the_image_that_the_user_gives(commands: list[list[str]]) -> None:
+    run_target("serve", replace(NOTHING, image="x y.png"))
+    assert commands[1][-2:] == ["--image", "x y.png"]
 
 
 def test_verify_serves_first_and_asks_the_same_port(commands: list[list[str]]) -> None:
-    run_target("verify", Values("digits", nproc="", replicas="", port="81", image="", args=()))
+    run_target("verify", replace(NOTHING, recipe="digits", port="81"))
     assert [command[2:4] for command in commands] == [
         ["pipeline", "package"],
         ["serving", "start"],
@@ -80,12 +91,12 @@ def test_verify_serves_first_and_asks_the_same_port(commands: list[list[str]]) -
 
 
 def test_predict_sends_the_image_to_the_port(commands: list[list[str]]) -> None:
-    run_target("predict", Values("digits", nproc="", replicas="", port="81", image="it's.png", args=()))
+    run_target("predict", replace(NOTHING, port="81", image="it's.png"))
     assert commands == [[*SERVING, "predict", "--port", "81", "--image", "it's.png"]]
 
 
 def test_tests_get_the_arguments_alone(commands: list[list[str]]) -> None:
-    run_target("test", Values("digits", nproc="2", replicas="", port="81", image="", args=("-m", "not e2e")))
+    run_target("test", replace(NOTHING, nproc="2", port="81", args=("-m", "not e2e")))
     assert commands == [[sys.executable, "-m", "pytest", "-m", "not e2e"]]
 
 
