@@ -1,0 +1,72 @@
+"""`python -m pipeline STAGE --recipe FILE [--section.field value]`: make a stage and everything before it.
+
+Progress goes to stderr; the last line of stdout is the path of what was made.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import __doc__ as stages
+from pipeline.artifact import Artifact
+from pipeline.chain import STAGES, materialize
+from pipeline.commands import COMMANDS
+from pipeline.config import describe_fields, load_recipe
+from pipeline.errors import PipelineError
+
+ARTIFACTS = Path("artifacts")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    parser = _parser()
+    options, overrides = parser.parse_known_args(arguments)
+    if options.nproc is not None:
+        overrides += ["--train.nproc", options.nproc]
+    try:
+        recipe = load_recipe(options.recipe, overrides)
+        if options.command in COMMANDS:
+            return COMMANDS[options.command](recipe, ARTIFACTS, options)
+        made = materialize(options.command, recipe, root=ARTIFACTS, force=options.force)
+    except PipelineError as error:
+        print(f"quartet: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("quartet: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 141
+    _show(made)
+    return 0
+
+
+def _show(made: Sequence[Artifact]) -> None:
+    """Print what people want to see of the last artifact, and its path for programs."""
+    last = made[-1]
+    if last.manifest.stage == "choose":
+        from pipeline.choose import print_report  # ONNX Runtime: only this output needs it
+
+        print_report(last.report)
+    archives = [name for name in last.manifest.files if name.endswith(".mar")]
+    print(last.file(archives[0]) if archives else last.path)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline",
+        description=stages,
+        epilog="Every field of the recipe may be given on the command line:\n" + "\n".join(describe_fields()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("command", choices=[*STAGES, *COMMANDS])
+    parser.add_argument("--recipe", default="digits", help="a name in pipeline/recipes, or the path of a .toml file")
+    parser.add_argument("--nproc", help="training processes, short for --train.nproc")
+    parser.add_argument("--force", action="store_true", help="run the stage again even if its artifact is there")
+    parser.add_argument("--port", default="8080", help="verify: where the served stack listens")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The chain: the order of the stages, what decides each one's key, and how one is made when it is not there."""
+
+import hashlib
+import importlib
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pipeline.artifact import (
+    Artifact,
+    StageResult,
+    artifact_path,
+    exclusive,
+    key_of,
+    load_artifact,
+    publish,
+    resume_path,
+    sha256_file,
+)
+from pipeline.compression.bits import weight_bits
+from pipeline.config import Recipe, section_facts
+from pipeline.data import open_dataset
+from pipeline.launch import run_ranks
+from pipeline.machine import available_cpus, cpu_facts, gpu_names, library_versions, training_device, training_processes
+from pipeline.stage import Context
+
+ROOT = Path(__file__).parent.parent
+PREPROCESS = "serving/worker/preprocess.py"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A link of the chain. Everything here decides the key, so a change of any of it makes the stage run again."""
+
+    name: str
+    run: str  # module:function
+    sections: tuple[str, ...]  # of the recipe
+    sources: tuple[str, ...]  # files and folders below the project's root
+    facts: Callable[[Recipe], dict[str, Any]]  # of the machine
+    ranked: bool = False  # runs in several processes
+
+    @property
+    def function(self) -> Callable[..., StageResult]:
+        """Import the stage's function: only a stage that runs costs the time of importing PyTorch."""
+        module, _, name = self.run.partition(":")
+        return cast(Callable[..., StageResult], getattr(importlib.import_module(module), name))
+
+
+def _ranks(recipe: Recipe) -> dict[str, Any]:
+    device = training_device(recipe.train.device)
+    return {"device": device, "processes": training_processes(recipe.train.nproc, device)}
+
+
+def _compression(recipe: Recipe) -> dict[str, Any]:
+    return _ranks(recipe) | {"weight_bits": weight_bits(recipe.compress.quantize.bits)}
+
+
+def _hardware(_recipe: Recipe) -> dict[str, Any]:
+    return {"cpu": cpu_facts(), "gpus": gpu_names()}
+
+
+def _nothing(_recipe: Recipe) -> dict[str, Any]:
+    return {}
+
+
+DATA_CODE = ("pipeline/data.py", "pipeline/loader.py", PREPROCESS)
+MODEL_CODE = ("pipeline/models.py", "pipeline/compression/quantize.py")
+
+CHAIN = (
+    Stage(
+        "train",
+        run="pipeline.training.stage:train",
+        sections=("data", "model", "train"),
+        sources=("pipeline/training", *DATA_CODE, *MODEL_CODE),
+        facts=_ranks,
+        ranked=True,
+    ),
+    Stage(
+        "compress",
+        run="pipeline.compression.stage:compress",
+        sections=("data", "train", "compress"),
+        sources=("pipeline/compression", "pipeline/training", *DATA_CODE, *MODEL_CODE),
+        facts=_compression,
+        ranked=True,
+    ),
+    Stage(
+        "export",
+        run="pipeline.export:export",
+        sections=("data", "export"),
+        sources=("pipeline/export.py", *DATA_CODE, *MODEL_CODE),
+        facts=_nothing,
+    ),
+    Stage(
+        "choose",
+        run="pipeline.choose:choose",
+        sections=("data", "choose"),
+        sources=("pipeline/choose.py", *DATA_CODE),
+        facts=_hardware,
+    ),
+    Stage(
+        "package",
+        run="pipeline.package_stage:package",
+        sections=("data", "package"),
+        sources=("pipeline/package.py", "pipeline/package_stage.py", "serving/worker", *DATA_CODE),
+        facts=_nothing,
+    ),
+)
+STAGES = {stage.name: stage for stage in CHAIN}
+
+
+def materialize(target: str, recipe: Recipe, *, root: Path, force: bool = False) -> list[Artifact]:
+    """Return the artifacts of every stage up to `target`, running those that are not there yet.
+
+    `force` runs `target` again even if it is there; the old artifact stands until the new one takes its place.
+    """
+    cache = root / "cache"
+    data = open_dataset(recipe.data, cache=cache).fingerprint()
+    made: list[Artifact] = []
+    for stage in CHAIN[: [stage.name for stage in CHAIN].index(target) + 1]:
+        source = made[-1] if made else None
+        made.append(_make(stage, recipe, source, data, root=root, force=force and stage.name == target))
+    return made
+
+
+def _make(
+    stage: Stage, recipe: Recipe, source: Artifact | None, data: dict[str, Any], *, root: Path, force: bool
+) -> Artifact:
+    facts = {
+        "stage": stage.name,
+        "source": source_digest(stage.sources),
+        "config": section_facts(recipe, stage.sections) | stage.facts(recipe),
+        "parent": source.manifest.key if source else None,
+        "data": data,
+        "versions": library_versions(),
+    }
+    key = key_of(facts)
+    path = artifact_path(root, stage.name, key)
+    with exclusive(path.with_name(path.name + ".lock")):
+        if path.exists() and not force:
+            shutil.rmtree(resume_path(root, stage.name, key), ignore_errors=True)
+            artifact = load_artifact(path)
+            say(f"{stage.name}: already done, {_shown(path)}")
+            return artifact
+        say(f"{stage.name}: running")
+        context_of = _context_maker(recipe, source, root=root, stage=stage, key=key)
+        artifact = publish(root, stage=stage.name, facts=facts, work=lambda out: _work(stage, context_of(out)))
+    say(f"{stage.name}: done, {_shown(path)}")
+    return artifact
+
+
+def _context_maker(
+    recipe: Recipe, source: Artifact | None, *, root: Path, stage: Stage, key: str
+) -> Callable[[Path], Context]:
+    resume = resume_path(root, stage.name, key)
+    telemetry = root / "runs" / f"{stage.name}-{resume.stem}"
+    return lambda out: Context(recipe, source, out, resume, root / "cache", telemetry)
+
+
+def _work(stage: Stage, context: Context) -> StageResult:
+    if not stage.ranked:
+        return stage.function(context)
+    ranks = _ranks(context.recipe)
+    threads = max(1, available_cpus() // ranks["processes"])
+    say(f"{stage.name}: {ranks['processes']} process(es) on {ranks['device']}, {threads} thread(s) each")
+    return run_ranks(stage.run, context, nproc=ranks["processes"], device=ranks["device"], threads=threads)
+
+
+def source_digest(sources: Sequence[str]) -> str:
+    """Return the digest of the Python files at and below the given paths, names included."""
+    digest = hashlib.sha256()
+    for source in sorted(set(sources)):
+        path = ROOT / source
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(f"{file.relative_to(ROOT)} {sha256_file(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def say(line: str) -> None:
+    """Tell the user how the chain proceeds: on stderr, because stdout is for what was asked for."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,5 @@
+"""Commands that look at what the stages made."""
+
+from collections.abc import Callable
+
+COMMANDS: dict[str, Callable[..., int]] = {}

@@ -1,0 +1,100 @@
+"""The compress stage: dense model -> candidates, each a plain model. Quantization comes before export."""
+
+from pipeline.artifact import StageResult
+from pipeline.compression.bits import weight_bits
+from pipeline.compression.prune import count_macs, prune
+from pipeline.compression.quantize import quantize_linears
+from pipeline.data import open_dataset, preprocessing_of
+from pipeline.loader import Images, open_images
+from pipeline.models import Classifier, ModelSpec, build, load_weights, save_weights
+from pipeline.stage import Context
+from pipeline.training.group import Group, average_buffers
+from pipeline.training.loop import DistillObjective, Schedule, evaluate, fit
+from pipeline.training.stage import data_parallel, optimizer_for, sampling_of
+
+
+def compress(context: Context, group: Group) -> StageResult | None:
+    """Load, prune, recover, quantize, evaluate, save. Runs in every process; the leading one writes and returns."""
+    recipe = context.recipe
+    dataset = open_dataset(recipe.data, cache=context.cache)
+    spec = preprocessing_of(recipe.data)
+    images = open_images(dataset.train, spec, cache=context.cache)
+    validation = open_images(dataset.val, spec, cache=context.cache)
+
+    dense = load_model(context, "dense")
+    choice = recipe.compress.prune
+    pruned = prune(
+        dense, ratio=choice.ratio, round_to=choice.round_to, importance=choice.importance, scope=choice.scope
+    )
+    _recover(pruned, dense, images, validation, context=context, group=group)
+
+    bits = weight_bits(recipe.compress.quantize.bits)
+    candidates = {
+        "fp32": dense,
+        "int8": quantized(dense, bits=bits),
+        "pruned": pruned,
+        "pruned-int8": quantized(pruned, bits=bits),
+    }
+    metrics: dict[str, float] = {}
+    for name, model in candidates.items():
+        metrics[f"{name}_val_top1"] = evaluate(model.to(group.device), validation, group=group).top1
+        metrics[f"{name}_macs"] = (
+            float(count_macs(model.cpu())) if not model.spec.int8 else metrics[f"{_base(name)}_macs"]
+        )
+    if not group.leads:
+        return None
+    for name, model in candidates.items():
+        save_weights(model, context.out / f"{name}.safetensors")
+    return StageResult(
+        data=context.parent.manifest.data,
+        models={name: model.spec.model_dump(mode="json") for name, model in candidates.items()},
+        metrics=metrics,
+    )
+
+
+def load_model(context: Context, name: str) -> Classifier:
+    """Rebuild a model of the artifact before from its spec and weights."""
+    source = context.parent
+    model = build(ModelSpec.model_validate(source.manifest.models[name]))
+    return load_weights(model, source.file(f"{name}.safetensors"))
+
+
+def quantized(model: Classifier, *, bits: int) -> Classifier:
+    """Return a copy of the model whose linear layers are row-wise int8."""
+    copy = build(model.spec)
+    copy.net.load_state_dict(model.net.state_dict(), strict=True)
+    int8 = quantize_linears(copy.net, bits=bits)
+    return Classifier(model.spec.model_copy(update={"int8": int8}), copy.net)
+
+
+def _base(name: str) -> str:
+    return {"int8": "fp32", "pruned-int8": "pruned"}[name]
+
+
+def _recover(
+    pruned: Classifier, dense: Classifier, images: Images, validation: Images, *, context: Context, group: Group
+) -> None:
+    """Train the pruned model against the labels and the dense model's answers."""
+    recipe = context.recipe
+    recover = recipe.compress.recover
+    teacher = dense.to(group.device).eval()
+    objective = DistillObjective(teacher, weight=recover.distill, temperature=recover.temperature)
+    fit(
+        data_parallel(pruned, group, objective, recipe.train),
+        optimizer_for(pruned, recipe.train, lr=recover.lr),
+        images,
+        validation,
+        sampling=sampling_of(recipe),
+        schedule=Schedule(
+            epochs=recover.epochs,
+            lr=recover.lr,
+            kind="cosine",
+            warmup_epochs=0,
+            checkpoint_steps=recipe.train.checkpoint_steps,
+        ),
+        group=group,
+        resume=context.resume,
+        telemetry=context.telemetry,
+        title="recover",
+    )
+    average_buffers(pruned, group=group)

@@ -1,0 +1,241 @@
+"""The recipe: a frozen, typed tree read from a TOML file, then from the command line's overrides."""
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from pipeline.errors import PipelineError
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def _split_commas(value: object) -> object:
+    """Let the command line write a list as `flip,crop`."""
+    return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    """Which images, how they are cut into splits and brought to the model's size."""
+
+    name: Literal["digits", "mnist", "fashion-mnist", "cifar10", "imagefolder"] = Field(description="data set")
+    root: Path | None = Field(
+        None, exclude=True, description="imagefolder: the folder with train/ and, if there are, val/ and test/"
+    )
+    height: int = Field(ge=1, le=4096, description="pixels")
+    width: int = Field(ge=1, le=4096, description="pixels")
+    channels: Literal[1, 3] = Field(description="1 grey, 3 colour")
+    resize: int | None = Field(
+        None, ge=1, description="shorter side before the centre crop; default: the longer of both"
+    )
+    background: Annotated[tuple[int, int, int], BeforeValidator(_split_commas)] = Field(
+        (0, 0, 0), description="transparent pixels are laid on this colour"
+    )
+    validation: float = Field(0.15, gt=0, lt=0.5, description="share of the training images, where no split is given")
+    test: float = Field(0.15, gt=0, lt=0.5, description="share of the training images, where no split is given")
+    split_seed: int = Field(0, description="which images go into which split")
+    augment: Annotated[tuple[Literal["flip", "crop"], ...], BeforeValidator(_split_commas)] = Field(
+        (), description="flip: left-right; crop: random shift after padding"
+    )
+    crop_padding: int = Field(4, ge=1, description="pixels added on each side before a random crop")
+
+    @property
+    def shorter_side(self) -> int:
+        """Return the shorter side, in pixels, before the centre crop."""
+        return self.resize or max(self.height, self.width)
+
+    @model_validator(mode="after")
+    def _resize_covers_the_crop(self) -> "DataConfig":
+        if self.shorter_side < max(self.height, self.width):
+            raise ValueError(f"data.resize = {self.resize} is smaller than the crop; use at least the longer side")
+        return self
+
+
+class ModelConfig(Section):
+    """Which network."""
+
+    name: str = Field(
+        description="simple_cnn, lenet, resnet20, resnet56, a torchvision classification model, or module:callable"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="simple_cnn and lenet: before the last layer")
+
+
+class TrainConfig(Section):
+    """How the network is trained."""
+
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1, description="images per step over all processes")
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(gt=0, description="peak learning rate")
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_epochs: float = Field(0.0, ge=0, description="linear warm-up")
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    accumulate: int = Field(1, ge=1, description="micro-batches per step")
+    precision: Literal["fp32", "bf16"] = "fp32"
+    channels_last: bool = False
+    seed: int = 0
+    nproc: int = Field(0, ge=0, description="processes; 0: one per GPU, or 2 on a machine without")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    checkpoint_steps: int = Field(100, ge=1, description="steps between checkpoints for resuming")
+
+
+class PruneConfig(Section):
+    """Structured pruning: whole channels go."""
+
+    ratio: float = Field(0.5, gt=0, lt=1, description="share of the channels that go")
+    round_to: int = Field(8, ge=1, description="widths stay multiples of this")
+    importance: Literal["l1", "l2"] = "l2"
+    scope: Literal["global", "uniform"] = Field("uniform", description="rank channels in all layers, or in each")
+
+
+class RecoverConfig(Section):
+    """Training after pruning, against the labels and the dense model's answers."""
+
+    epochs: int = Field(ge=1)
+    lr: float = Field(gt=0)
+    distill: float = Field(0.5, ge=0, le=1, description="weight of the dense model's answers in the loss")
+    temperature: float = Field(2.0, gt=0)
+
+
+class QuantizeConfig(Section):
+    """Row-wise dynamic int8."""
+
+    bits: Literal["auto", "7", "8"] = Field("auto", description="weight bits; auto: 7 where 8 would saturate (AVX2)")
+
+
+class CompressConfig(Section):
+    """Pruning, recovery and quantization."""
+
+    prune: PruneConfig = PruneConfig()
+    recover: RecoverConfig
+    quantize: QuantizeConfig = QuantizeConfig()
+
+
+class ExportConfig(Section):
+    """PyTorch -> ONNX."""
+
+    opset: int = Field(20, ge=18, le=23)
+    min_agreement: float = Field(0.995, gt=0, le=1, description="top-1 agreement required of an int8 candidate")
+
+
+class ChooseConfig(Section):
+    """Which candidate ships."""
+
+    budget: float = Field(0.5, ge=0, description="points of validation top-1 that may be lost against dense")
+    force: str | None = Field(None, description="ship this candidate, whatever was measured")
+    batch_size: int = Field(1, ge=1, description="images per call when the cost is measured")
+    rounds: int = Field(15, ge=3, description="interleaved rounds")
+
+
+class PackageConfig(Section):
+    """What the archive is called."""
+
+    name: str = Field(description="the model's name in the URL")
+    version: str = "1.0"
+    golden: int = Field(8, ge=1, description="golden images, answered at every start of a worker")
+
+
+class Recipe(Section):
+    """Everything that decides what the pipeline makes."""
+
+    data: DataConfig
+    model: ModelConfig
+    train: TrainConfig
+    compress: CompressConfig
+    export: ExportConfig = ExportConfig()
+    choose: ChooseConfig = ChooseConfig()
+    package: PackageConfig
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe by name (`digits`) or path, then apply overrides (`["--train.epochs", "3"]`).
+
+    Raises `PipelineError` with one line that names the field, the value and the remedy.
+    """
+    path = _find(name)
+    try:
+        tree = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PipelineError(f"recipe {path}: {error}") from error
+    for field, value in _pairs(overrides):
+        _assign(tree, field, value)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        raise PipelineError(f"recipe {path.name}: {_first_line(error)}") from error
+
+
+def describe_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
+    """Return one line for every field that a recipe may set: name, type or default, meaning."""
+    lines: list[str] = []
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            lines += describe_fields(kind, f"{prefix}{name}.")
+        else:
+            default = "required" if field.is_required() else f"default {field.default}"
+            lines.append(f"  --{prefix}{name:<24} {default}. {field.description or ''}".rstrip())
+    return lines
+
+
+def _find(name: str) -> Path:
+    path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
+    raise PipelineError(f"recipe {name!r} not found; use the path of a .toml file or one of: {known}")
+
+
+def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    words = list(overrides)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or "." not in word:
+            raise PipelineError(f"{word!r} is not understood; an override reads --section.field value")
+        field, equals, value = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise PipelineError(f"--{field} has no value; an override reads --section.field value")
+            value = words.pop(0)
+        pairs.append((field, value))
+    return pairs
+
+
+def _assign(tree: dict[str, Any], field: str, value: str) -> None:
+    *sections, last = field.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise PipelineError(f"--{field}: {section} is not a section of the recipe")
+    tree[last] = value
+
+
+def _first_line(error: ValidationError) -> str:
+    """Say what is wrong with one field; the others would mostly be consequences."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        return f"there is no field {field}; `python -m pipeline --help` lists them{more}"
+    if first["type"] == "missing":
+        return f"{field} is required and not set; add it to the recipe or pass --{field}{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{message}{more}"
+    return f"{field} = {first['input']!r}: {message[0].lower()}{message[1:]}{more}"
+
+
+def section_facts(recipe: Recipe, sections: Sequence[str]) -> dict[str, Any]:
+    """Return the named sections as plain JSON values, without the fields that change no result."""
+    return {name: getattr(recipe, name).model_dump(mode="json") for name in sections}

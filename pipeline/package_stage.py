@@ -1,0 +1,59 @@
+"""The package stage: the chosen graph -> a `.mar`, and one held-out image to try it with."""
+
+import numpy as np
+from serving.worker.preprocess import decode
+
+from pipeline.artifact import StageResult
+from pipeline.data import Ints, Split, open_dataset, preprocessing_of
+from pipeline.package import build_archive
+from pipeline.session import open_session, probabilities
+from pipeline.stage import Context, data_facts
+
+TOLERANCE = {False: 1e-3, True: 2e-2}  # of a golden probability on another CPU: fp32, int8 (7- and 8-bit sums differ)
+
+
+def package(context: Context) -> StageResult:
+    """Answer the golden images with the chosen graph, and pack it with handler, labels and preprocessing."""
+    recipe, source = context.recipe, context.parent
+    dataset = open_dataset(recipe.data, cache=context.cache)
+    spec = preprocessing_of(recipe.data)
+    (chosen,) = source.manifest.models
+    graph = source.file("model.onnx")
+    session = open_session(graph)
+    golden: list[tuple[bytes, list[float]]] = []
+    for position in spread_over_classes(dataset.val, recipe.package.golden).tolist():
+        encoded = dataset.val.encoded(position)
+        answer = probabilities(session, decode(encoded, spec)[None])[0]
+        golden.append((encoded, [float(p) for p in answer]))
+    archive = build_archive(
+        context.out,
+        name=recipe.package.name,
+        version=recipe.package.version,
+        onnx=graph,
+        labels=list(dataset.labels),
+        preprocessing=spec,
+        golden=golden,
+        tolerance=TOLERANCE[bool(source.manifest.models[chosen]["int8"])],
+        provenance={"candidate": chosen, "choose": source.manifest.key, "data": dataset.test.digest},
+    )
+    held_out = dataset.test.encoded(0)
+    (context.out / f"held-out-{dataset.labels[dataset.test.labels[0]]}.{suffix(held_out)}").write_bytes(held_out)
+    return StageResult(
+        data=data_facts(dataset, spec),
+        models=source.manifest.models,
+        metrics={"mar_bytes": float(archive.stat().st_size)},
+    )
+
+
+def spread_over_classes(split: Split, count: int) -> Ints:
+    """Return positions of `count` images (or all), taken from the classes in turn."""
+    turn = np.zeros(len(split), np.int64)
+    for label in np.unique(split.labels):
+        members = np.flatnonzero(split.labels == label)
+        turn[members] = np.arange(len(members))
+    return np.lexsort((split.labels, turn))[:count]
+
+
+def suffix(encoded: bytes) -> str:
+    """Return the usual file suffix of an encoded image."""
+    return "jpg" if encoded[:2] == b"\xff\xd8" else "png"

@@ -1,0 +1,1 @@
+"""Train on one process per GPU, or on several CPU processes."""
