@@ -1,0 +1,182 @@
+"""Start and stop a whole stack: the order of things, and what happens when one of them fails."""
+
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from serving import haproxy, host, rundir, torchserve
+from serving.errors import StackError, UserError
+from serving.rundir import Model, ReplicaState, Stack
+from serving.supervisor import Supervisor, config
+from serving.supervisor import start as start_supervisor
+from serving.topology import Limits, Timeouts, Topology, Watch, plan
+
+Say = Callable[[str], None]
+
+
+class Archive(NamedTuple):
+    """A .mar file that was found good: what it serves, and the sha256 of the file."""
+
+    path: Path
+    name: str
+    version: str
+    digest: str
+
+
+def running(port: int) -> Stack | None:
+    """Return the stack whose supervisord answers on `port`, or None."""
+    stack = rundir.read_stack(rundir.run_dir_of(port))
+    return stack if stack and Supervisor(stack.topology, timeout_s=5).alive() else None
+
+
+def start(
+    archive: Archive,
+    *,
+    port: int,
+    replicas: int,
+    workers: int | None,
+    say: Say,
+    limits: Limits | None = None,
+    timeouts: Timeouts | None = None,
+    watch: Watch | None = None,
+) -> tuple[Stack, bool]:
+    """Serve `archive` on `port` and return once every replica is ready; False when it already was.
+
+    Raises UserError, before anything is started, for whatever the caller can mend, and StackError, after everything is
+    stopped again, when a replica does not become ready.
+    """
+    run_dir = rundir.run_dir_of(port)
+    rundir.prepare(run_dir)
+    with _lock(run_dir):
+        if stack := running(port):
+            if stack.model.digest != archive.digest:
+                raise UserError(
+                    f"port {port} already serves another archive ({stack.model.name} {stack.model.digest[:12]}); "
+                    f"stop it first: python -m serving stop --port {port}"
+                )
+            return stack, False
+        java, java_major = host.find_java()
+        binary = host.find_haproxy()
+        total = host.default_workers(replicas=replicas) if workers is None else workers
+        topology = plan(
+            run_dir=run_dir, port=port, replicas=replicas, workers=total, limits=limits, timeouts=timeouts, watch=watch
+        )
+        host.sweep(run_dir)
+        host.require_free_port(port)
+        if replicas > host.available_cpus():
+            say(f"warning: {replicas} replicas share {host.available_cpus()} CPUs; they add availability, not speed")
+        _clear(run_dir)
+        model = Model(
+            name=archive.name,
+            version=archive.version,
+            digest=archive.digest,
+            archive=run_dir / "archives" / f"{archive.name}.mar",
+        )
+        stack = Stack(
+            topology=topology, model=model, java=java, java_major=java_major, haproxy=binary, started_at=time.time()
+        )
+        _write_files(stack, archive.path)
+        try:
+            start_supervisor(stack)
+            wait_until_ready(stack, say=say)
+        except BaseException:
+            _end(topology, drain=False)
+            raise
+    return stack, True
+
+
+@contextmanager
+def _lock(run_dir: Path) -> Iterator[None]:
+    # Beside the run directory, which is cleared. Two starts at once: the second one finds the first one's stack.
+    with (run_dir.parent / f"{run_dir.name}.lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _clear(run_dir: Path, *, keep: str = "") -> None:
+    for entry in run_dir.iterdir():
+        if entry.name == keep:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _write_files(stack: Stack, mar: Path) -> None:
+    topology = stack.topology
+    for folder in (topology.logs, stack.model.archive.parent, *(replica.directory for replica in topology.replicas)):
+        folder.mkdir(mode=0o700)
+    shutil.copyfile(mar, stack.model.archive)
+    rundir.write(topology.run_dir / "stack.json", stack)
+    haproxy.write(topology, stack.model, binary=stack.haproxy)
+    (topology.run_dir / "supervisord.conf").write_text(config(topology, haproxy=stack.haproxy))
+
+
+def wait_until_ready(stack: Stack, *, say: Say) -> None:
+    """Return once the balancer sees every replica up; raises StackError with a replica's own error otherwise."""
+    topology = stack.topology
+    begin = time.monotonic()
+    missing = {replica.name: replica for replica in topology.replicas}
+    while missing:
+        for name, replica in list(missing.items()):
+            state = rundir.read(replica.directory / "state.json", ReplicaState)
+            if state and state.phase == "failed":
+                raise StackError(f"{name} did not start: {state.error}")
+        for name in _up(topology) & missing.keys():
+            del missing[name]
+            say(f"{name} ready after {time.monotonic() - begin:.1f} s")
+        if time.monotonic() - begin > topology.timeouts.startup_s:
+            causes = "; ".join(f"{name}: {torchserve.last_error(r) or 'no error'}" for name, r in missing.items())
+            raise StackError(f"not ready within {topology.timeouts.startup_s} s: {causes}; logs in {topology.logs}")
+        time.sleep(0.1)
+
+
+def _up(topology: Topology) -> set[str]:
+    if not topology.haproxy_socket.exists():
+        return set()
+    try:
+        return {name for name, server in haproxy.servers(topology).items() if server.status == "UP"}
+    except StackError:
+        return set()
+
+
+def stop(port: int) -> bool:
+    """Stop the stack on `port`: no process and no socket is left, requests in flight are answered first.
+
+    Returns False when nothing ran.
+    """
+    run_dir = rundir.run_dir_of(port)
+    stack = rundir.read_stack(run_dir)
+    if stack is None:
+        return host.sweep(run_dir) > 0
+    with _lock(run_dir):
+        return _end(stack.topology, drain=True)
+
+
+def _end(topology: Topology, *, drain: bool) -> bool:
+    supervisor = Supervisor(topology, timeout_s=topology.timeouts.drain_s + 30)
+    alive = supervisor.alive()
+    if alive:
+        supervisor.stop("watchdog")
+        if drain:
+            supervisor.stop("haproxy")  # SIGUSR1: stops listening, ends with its last request
+        for replica in topology.replicas:
+            supervisor.stop(replica.name, wait=False)
+        for replica in topology.replicas:
+            supervisor.stop(replica.name)
+        supervisor.shutdown()
+        _wait_for_end(topology)
+    swept = host.sweep(topology.run_dir)
+    _clear(topology.run_dir, keep="logs")
+    return alive or swept > 0
+
+
+def _wait_for_end(topology: Topology) -> None:
+    deadline = time.monotonic() + 30
+    while host.marked(topology.run_dir) and time.monotonic() < deadline:
+        time.sleep(0.1)
