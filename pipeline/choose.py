@@ -151,17 +151,14 @@ def print_report(report: dict[str, Any]) -> None:
     choice, conditions = Choice(**report["choice"]), report["conditions"]
     title = f"Candidates: batch {conditions['batch_size']}, one thread, {conditions['cpu']['name']}"
     table = Table(title=title, title_justify="left")
-    for heading in ("", "candidate", "top-1 (val)", "CPU ms/image", "spread", "speed-up", "95 %", "kB"):
-        table.add_column(heading, justify="left" if heading in ("", "candidate") else "right")
+    for heading in ("candidate", "top-1 (val)", "CPU ms/image", "speed-up (95 %)", "kB"):
+        table.add_column(heading, justify="left" if heading == "candidate" else "right", no_wrap=True)
     for c in (Candidate(**row) for row in report["candidates"]):
         table.add_row(
-            "->" if c.name == choice.name else "",
-            c.name,
+            f"{'->' if c.name == choice.name else '  '} {c.name}",
             f"{c.val_top1:.2%}",
-            f"{c.cost_ms:.3f}",
-            f"{c.cost_spread_ms:.3f}",
-            f"{c.speedup:.2f}x",
-            f"{c.speedup_low:.2f}-{c.speedup_high:.2f}",
+            f"{c.cost_ms:.3f} +-{c.cost_spread_ms:.3f}",
+            f"{c.speedup:.2f}x ({c.speedup_low:.2f}-{c.speedup_high:.2f})",
             f"{c.size_bytes / 1000:,.0f}",
         )
     console = Console(file=sys.stderr)

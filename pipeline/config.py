@@ -82,7 +82,7 @@ class TrainConfig(Section):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     accumulate: int = Field(1, ge=1, description="micro-batches per step")
     precision: Literal["fp32", "bf16"] = "fp32"
-    channels_last: bool = False
+    channels_last: bool = Field(True, description="memory layout of activations and weights")
     seed: int = 0
     nproc: int = Field(0, ge=0, description="processes; 0: one per GPU, or 2 on a machine without")
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -129,12 +129,14 @@ class Classifier(nn.Module):
         super().__init__()
         self.spec = spec
         self.net = net
+        self.memory_format = torch.contiguous_format
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1), persistent=False)
 
     def normalise(self, images_BHWC: Tensor) -> Tensor:
         """Return float32 [B, C, H, W] with zero mean and unit spread, from uint8 [B, H, W, C]."""
-        return (images_BHWC.permute(0, 3, 1, 2).float() / 255 - self.mean) / self.std
+        x_BCHW = images_BHWC.permute(0, 3, 1, 2).float().contiguous(memory_format=self.memory_format)
+        return (x_BCHW / 255 - self.mean) / self.std
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
         """Return logits [B, K] for uint8 images [B, H, W, C]."""

@@ -40,7 +40,7 @@ def prune(model: Classifier, *, ratio: float, round_to: int, importance: str, sc
             ignored_layers=last[-1:],
         )
         pruner.step()
-    except (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise PipelineError(
             f"model.name = {spec.name!r} cannot be pruned: {type(error).__name__} ({error}) while following its channels; "
             "choose another network"

@@ -40,9 +40,10 @@ class DataParallel:
         self.model = model.to(group.device)
         if channels_last:
             self.model.to(memory_format=torch.channels_last)
+            self.model.memory_format = torch.channels_last
         devices = [group.device.index] if group.device.type == "cuda" else None
         self._replica = DistributedDataParallel(
-            self.model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+            self.model, device_ids=devices, gradient_as_bucket_view=True, forward_sync_buffers=False
         )
         self._group, self._objective, self._accumulate, self._bf16 = group, objective, accumulate, bf16
 
