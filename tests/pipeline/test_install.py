@@ -139,6 +139,24 @@ def test_first_installation_that_was_cut_off_starts_again(
     assert not (venv / "half-unpacked").exists()
 
 
+def test_update_that_was_cut_off_does_not_pass_for_the_old_pins(
+    tree: Path, pip_calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv, pins = tree / ".venv", tree / "pyproject.toml"
+    install.install(venv, root=tree)
+    old = pins.read_text()
+    pins.write_text("changed")
+
+    def killed(python: Path, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(install, "_pip_install", killed)
+    with pytest.raises(KeyboardInterrupt):
+        install.install(venv, root=tree)
+    pins.write_text(old)
+    assert not is_installed(venv, root=tree)
+
+
 def test_moved_environment_is_made_anew(tree: Path, pip_calls: list[list[str]]) -> None:
     install.install(tree / ".venv", root=tree)
     (tree / ".venv").rename(tree / "moved")
