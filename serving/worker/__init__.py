@@ -1,1 +1,1 @@
-"""The code that runs inside a TorchServe worker. Packed into the archive as `quartet_worker`, so imports in here are relative."""
+"""What runs in a TorchServe worker. It is packed into the archive as `quartet_worker`: imports in here are relative."""

@@ -1,0 +1,143 @@
+"""The unpacked archive as a loaded model: every file checked, the graph opened, the golden images answered.
+
+Shape legend: B batch, H height, W width, C channels, K classes.
+"""
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from .preprocess import BadImage, Pixels, Preprocessing, decode
+
+SCHEMA = 1
+PACKAGE = "package.json"
+GRAPH = "model.onnx"
+GOLDEN = "golden.json"
+
+Probabilities = NDArray[np.float32]
+
+
+class PackageError(Exception):
+    """The archive is not what was packed, or does not give the answers that it was packed with."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph that has earned its readiness, with what its answers need."""
+
+    name: str
+    version: str
+    digest: str  # sha256 of model.onnx
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing
+    session: onnxruntime.InferenceSession
+
+    def decode(self, image: bytes) -> Pixels:
+        """Return uint8 [H, W, C] for an encoded image; raises BadImage."""
+        return decode(image, self.preprocessing)
+
+    def run(self, images_BHWC: NDArray[np.uint8]) -> Probabilities:
+        """Return float32 [B, K], not necessarily finite."""
+        return cast(Probabilities, self.session.run(["probabilities"], {"images": images_BHWC})[0])
+
+
+def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
+    """Check and open the archive unpacked in `directory`, on the CPU with one thread or on GPU `gpu_id`.
+
+    Raises PackageError when a file is missing, changed or unlisted code, when the graph cannot be opened as asked, or
+    when a golden image, alone or in a batch with the others, gets another answer than the packed one.
+    """
+    package = _read_json(directory / PACKAGE)
+    if package.get("schema") != SCHEMA:
+        raise PackageError(f"{PACKAGE} has schema {package.get('schema')}, this handler reads {SCHEMA}")
+    digests = check_files(directory, package["files"])
+    model = Model(
+        name=package["name"],
+        version=package["version"],
+        digest=digests[GRAPH],
+        labels=tuple(package["labels"]),
+        preprocessing=Preprocessing.from_json(package["preprocessing"]),
+        session=open_session(directory / GRAPH, gpu_id=gpu_id),
+    )
+    check_golden(model, _read_json(directory / GOLDEN), tolerance=package["tolerance"])
+    return model
+
+
+def check_files(directory: Path, expected: dict[str, str]) -> dict[str, str]:
+    """Return the sha256 of every file in `expected`; raises PackageError for a difference or for unlisted Python."""
+    digests: dict[str, str] = {}
+    for name, digest in expected.items():
+        try:
+            with (directory / name).open("rb") as stream:
+                digests[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise PackageError(f"{name} is missing from the archive") from error
+        if digests[name] != digest:
+            raise PackageError(f"{name} was changed: sha256 {digests[name][:12]}, packed as {digest[:12]}")
+    for path in sorted(directory.rglob("*.py")):
+        if (name := path.relative_to(directory).as_posix()) not in digests:
+            raise PackageError(f"{name} was added to the archive: {PACKAGE} does not list it")
+    if missing := {GRAPH, GOLDEN} - digests.keys():
+        raise PackageError(f"{PACKAGE} does not list {', '.join(sorted(missing))}")
+    return digests
+
+
+def open_session(graph: Path, *, gpu_id: int | None) -> onnxruntime.InferenceSession:
+    """Open `graph` with one thread that does not spin; raises PackageError when it or the GPU cannot be used."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    providers: list[Any] = ["CPUExecutionProvider"]
+    if gpu_id is not None:
+        onnxruntime.preload_dlls()
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": gpu_id}))
+    try:
+        session = onnxruntime.InferenceSession(str(graph), options, providers=providers)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise PackageError(f"{GRAPH} cannot be opened: {_one_line(error)}") from error
+    # ONNX Runtime only warns when CUDA cannot be loaded.
+    if gpu_id is not None and "CUDAExecutionProvider" not in session.get_providers():
+        raise PackageError(f"GPU {gpu_id} was asked for, but CUDA cannot be used; only {session.get_providers()}")
+    return session
+
+
+def check_golden(model: Model, golden: list[dict[str, Any]], *, tolerance: float) -> None:
+    """Answer the golden images one by one and as one batch; raises PackageError when a probability is off."""
+    try:
+        images = [model.decode(base64.b64decode(entry["image"], validate=True)) for entry in golden]
+        alone = np.concatenate([model.run(image[None]) for image in images])
+        together = model.run(np.stack(images))
+    except BadImage as error:
+        raise PackageError(f"a golden image cannot be decoded: {error}") from error
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise PackageError(f"{GRAPH} cannot be run: {_one_line(error)}") from error
+    expected = np.asarray([entry["probabilities"] for entry in golden], np.float32)
+    for way, answers in (("alone", alone), ("in a batch", together)):
+        if answers.shape != (len(golden), len(model.labels)):
+            raise PackageError(f"{GRAPH} gives {answers.shape[1:]} probabilities for {len(model.labels)} labels")
+        distances = np.abs(answers - expected).max(axis=1)
+        wrong = np.flatnonzero(~(distances <= tolerance))  # NaN is wrong, too
+        if wrong.size:
+            raise PackageError(
+                f"golden image {wrong[0]}, {way}, is answered wrongly: a probability is off by "
+                f"{distances[wrong[0]]:.3g}, more than {tolerance:.3g} ({wrong.size} of {len(golden)} images)"
+            )
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise PackageError(f"{path.name} is missing from the archive or damaged") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,234 @@
+"""What a request may look like and what it is answered: rows of TorchServe <-> encoded images and JSON bytes.
+
+Accepted: the bytes of an image; multipart/form-data with one or several images; JSON with base64: a string,
+`{"image": ...}`, `{"images": [...]}` or a list of strings or of `{"image": ...}`. JSON and forms arrive as raw bytes
+behind our balancer and already taken apart on a plain TorchServe. No message repeats any part of a request.
+"""
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from .preprocess import BadImage, TooManyPixels, UnsupportedImage, sniff
+
+DEFAULT_TOP_K = 5
+MAX_IMAGES = 16
+JSON_TYPE = "application/json"
+
+_FORMS = 'send the bytes of an image, a form with an image, or JSON such as {"image": "<base64>"}'
+_TOP_K = "top_k"
+_SCALAR = re.compile(rb"(?:null|true|false|-?\d[\d.eE+-]*)")
+_BOUNDARY = re.compile(rb"--([0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-])[ \t]*\r?\n")
+_PARAMETER = re.compile(rb';\s*([^\s;="]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;\s]*)')
+_WHITESPACE = b" \t\r\n"
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+
+
+class Refused(Exception):
+    """A request that gets an error: HTTP status, a code for programs, a message for people."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Request:
+    """The encoded images of one request; `listed` when the answer has to be a list, too."""
+
+    images: tuple[bytes, ...]
+    listed: bool
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a form."""
+
+    name: str
+    is_file: bool
+    value: bytes
+
+
+def read_request(row: Mapping[str, Any], *, top_k: str | None = None) -> Request:
+    """Return what one row of a TorchServe batch asks for; `top_k` is the balancer's copy of the query parameter.
+
+    Raises Refused.
+    """
+    wanted: Any = row.get(_TOP_K, top_k)
+    if "body" in row or "data" in row:
+        body = row["body"] if "body" in row else row["data"]
+        images, listed, inner = _read_body(body)
+    else:
+        parts = [Part(name, False, _bytes(value)) for name, value in row.items() if name != _TOP_K]
+        images, listed, inner = _read_parts(parts)
+    if not images:
+        raise Refused(400, "no_image", f"the request holds no image; {_FORMS}")
+    if len(images) > MAX_IMAGES:
+        raise Refused(413, "too_many_images", f"{len(images)} images in one request; the limit is {MAX_IMAGES}")
+    return Request(tuple(images), listed, _top_k(wanted if wanted is not None else inner))
+
+
+def refuse_image(error: BadImage, position: int | None) -> Refused:
+    """Return the answer for an image that cannot be used; `position` in a request that carries several."""
+    where = "" if position is None else f"images[{position}]: "
+    if isinstance(error, TooManyPixels):
+        return Refused(413, "image_too_large", f"{where}{error}")
+    if isinstance(error, UnsupportedImage):
+        return Refused(415, "unsupported_image", f"{where}{error}")
+    return Refused(400, "bad_image", f"{where}{error}")
+
+
+def answer_bytes(answer: Mapping[str, Any]) -> bytes:
+    """Return strict JSON; ValueError for NaN or infinity."""
+    return json.dumps(answer, allow_nan=False, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def error_bytes(refused: Refused) -> bytes:
+    """Return the JSON body of an error."""
+    return answer_bytes({"error": {"code": refused.code, "message": str(refused)}})
+
+
+Read = tuple[list[bytes], bool, Any]  # images, whether the answer is a list, top_k or None
+
+
+def _read_body(body: Any) -> Read:
+    """Read a whole body: raw bytes, or what TorchServe made of it."""
+    if isinstance(body, str):
+        text = body.strip()
+        return _read_bytes(text.encode()) if text[:1] in ("{", "[", '"') else _read_json(text)
+    if isinstance(body, (bytes, bytearray)):
+        return _read_bytes(bytes(body))
+    return _read_json(body)
+
+
+def _read_bytes(body: bytes) -> Read:
+    """Tell by the first bytes what a body is; whatever is no JSON and no form is taken for an image."""
+    if sniff(body) is None:
+        text = body.removeprefix(b"\xef\xbb\xbf").strip(_WHITESPACE)
+        if text[:1] in (b"{", b"[", b'"') or _SCALAR.fullmatch(text):
+            return _read_json(_parse(text))
+        if text.startswith(b"--") and (opened := _BOUNDARY.match(text)):
+            return _read_parts(list(_split_form(text, opened)))
+        if not text:
+            raise Refused(400, "no_image", f"the body is empty; {_FORMS}")
+        if text.startswith(b"\x1f\x8b"):
+            raise Refused(415, "compressed_body", "the body is compressed; send it without Content-Encoding")
+    return [body], False, None
+
+
+def _parse(text: bytes) -> Any:
+    """Parse strict JSON: no NaN, no field twice, no nesting beyond what the parser bears."""
+    try:
+        return json.loads(text.decode(), parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError):
+        raise Refused(400, "bad_json", "the body begins like JSON but is not valid JSON in UTF-8") from None
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ValueError
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(fields := dict(pairs)) != len(pairs):
+        raise ValueError
+    return fields
+
+
+def _read_json(value: Any) -> Read:
+    if isinstance(value, dict):
+        top_k = value.get(_TOP_K)
+        fields = value.keys() - {_TOP_K}
+        if fields == {"image"}:
+            return [_base64(value["image"], "image")], False, top_k
+        if fields == {"images"} and isinstance(value["images"], list):
+            return _read_list(value["images"]), True, top_k
+        raise Refused(400, "bad_json", 'the JSON object must have either the field "image" or the list "images"')
+    if isinstance(value, list):
+        return _read_list(value), True, None
+    if isinstance(value, str):
+        return [_base64(value, "image")], False, None
+    raise Refused(400, "bad_json", f"this JSON holds no image; {_FORMS}")
+
+
+def _read_list(items: list[Any]) -> list[bytes]:
+    if len(items) > MAX_IMAGES:
+        raise Refused(413, "too_many_images", f"{len(items)} images in one request; the limit is {MAX_IMAGES}")
+    images = []
+    for position, item in enumerate(items):
+        field = f"images[{position}]"
+        if isinstance(item, dict) and item.keys() != {"image"}:
+            raise Refused(400, "bad_json", f'{field} must be a base64 string or an object with the field "image"')
+        images.append(_base64(item["image"] if isinstance(item, dict) else item, field))
+    return images
+
+
+def _base64(value: Any, field: str) -> bytes:
+    """Decode base64 with or without data-URI prefix and padding, in either alphabet, across lines."""
+    if not isinstance(value, str):
+        raise Refused(400, "bad_base64", f'"{field}" must be a string of base64')
+    prefix, comma, rest = value.partition(",")
+    if comma and prefix.lstrip().startswith("data:") and prefix.rstrip().endswith(";base64"):
+        value = rest
+    try:
+        text = value.encode("ascii").translate(_URL_SAFE, _WHITESPACE).rstrip(b"=")
+        return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raise Refused(400, "bad_base64", f'"{field}" is not base64') from None
+
+
+def _split_form(body: bytes, opened: re.Match[bytes]) -> Iterator[Part]:
+    """Yield the parts of multipart/form-data (RFC 7578); raises Refused when the form is cut off."""
+    delimiter = b"\r\n--" + opened[1]
+    # The first delimiter has no line break before it, an empty form has nothing after it.
+    first, *rest = (b"\r\n" + body).split(delimiter)
+    if first or not rest[-1].startswith(b"--"):
+        raise Refused(400, "bad_form", "the multipart form is incomplete")
+    for section in rest[:-1]:
+        head, blank, value = section.partition(b"\r\n\r\n")
+        if not blank:
+            raise Refused(400, "bad_form", "a part of the multipart form has no headers")
+        yield _part(head, value)
+
+
+def _part(head: bytes, value: bytes) -> Part:
+    for line in head.split(b"\r\n"):
+        field, _, content = line.partition(b":")
+        if field.strip().lower() == b"content-disposition":
+            given = {name.lower(): text.strip(b'"') for name, text in _PARAMETER.findall(content)}
+            is_file = b"filename" in given or b"filename*" in given
+            return Part(given.get(b"name", b"").decode(errors="replace"), is_file, value)
+    return Part("", False, value)
+
+
+def _read_parts(parts: list[Part]) -> Read:
+    """Take every file and every image of a form; other fields count only when there is neither."""
+    top_k = next((part.value.decode(errors="replace") for part in parts if part.name == _TOP_K), None)
+    rest = [part for part in parts if part.name != _TOP_K]
+    chosen = [part.value for part in rest if part.is_file or sniff(part.value)]
+    images = chosen or [part.value for part in rest]
+    return images, len(images) > 1, top_k
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value) if isinstance(value, (bytes, bytearray)) else b""
+
+
+def _top_k(value: Any) -> int:
+    """Return a whole number of at least 1, from JSON or from text; the default for None."""
+    if value is None:
+        return DEFAULT_TOP_K
+    if isinstance(value, (bytes, bytearray)):
+        value = bytes(value).decode(errors="replace")
+    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value, re.ASCII):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise Refused(400, "bad_top_k", "top_k must be a whole number of at least 1")
+    return value
