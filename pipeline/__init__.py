@@ -8,6 +8,6 @@
 | choose   | export   | measures accuracy, cost and bytes of each on this machine | the model to ship                 |
 | package  | choose   | adds handler, labels and golden images | the `.mar`                        |
 
-`python -m pipeline STAGE` makes a stage and everything before it that is not there yet. `verify` and `bench` are commands,
-not stages: they look at what the stages made and publish nothing.
+`python -m pipeline STAGE` makes a stage and everything before it that is not there yet. `verify` and `bench` are
+commands, not stages: they look at what the stages made and publish nothing.
 """

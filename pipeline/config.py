@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from pipeline.errors import PipelineError
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"  # torch-model-archiver's rule
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -140,8 +141,8 @@ class ChooseConfig(Section):
 class PackageConfig(Section):
     """What the archive is called."""
 
-    name: str = Field(description="the model's name in the URL")
-    version: str = "1.0"
+    name: str = Field(pattern=NAME, description="the model's name in the URL")
+    version: str = Field("1.0", pattern=NAME)
     golden: int = Field(8, ge=1, description="golden images, answered at every start of a worker")
 
 

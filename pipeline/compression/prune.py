@@ -42,7 +42,7 @@ def prune(model: Classifier, *, ratio: float, round_to: int, importance: str, sc
         pruner.step()
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise PipelineError(
-            f"model.name = {spec.name!r} cannot be pruned: {type(error).__name__} ({error}) while following its channels; "
+            f"model.name = {spec.name!r} cannot be pruned: {type(error).__name__} ({error}) following its channels; "
             "choose another network"
         ) from error
     dense = dense_widths(spec)

@@ -1,0 +1,86 @@
+"""Pruning removes channels for good, and the result is a spec like any other."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.compression.prune import count_macs, prune
+from pipeline.errors import PipelineError
+from pipeline.models import Classifier, ModelSpec, build, load_weights, save_weights
+
+
+def model(name: str = "resnet20", size: int = 16) -> Classifier:
+    torch.manual_seed(0)
+    channels = 1 if name in ("resnet20", "lenet", "simple_cnn") else 3
+    return build(
+        ModelSpec(
+            name=name, num_classes=10, channels=channels, height=size, width=size, mean=(0.5,) * channels, std=(0.5,) * channels
+        )
+    )
+
+
+def halved(dense: Classifier, **options: object) -> Classifier:
+    values = {"ratio": 0.5, "round_to": 8, "importance": "l2", "scope": "uniform"} | options
+    return prune(dense, **values)  # type: ignore[arg-type]  # the literal types of the options
+
+
+def test_half_of_the_channels_are_gone_and_the_classes_stay() -> None:
+    pruned = halved(model())
+    state = pruned.net.state_dict()
+    assert state["conv.weight"].shape == (8, 1, 3, 3)
+    assert state["layers.8.conv2.weight"].shape == (32, 32, 3, 3)
+    assert state["fc.weight"].shape == (10, 32)
+
+
+def test_multiply_accumulates_fall_to_about_a_quarter() -> None:
+    dense = model()
+    assert 0.23 < count_macs(halved(dense)) / count_macs(dense) < 0.3
+
+
+def test_macs_are_those_of_the_definition() -> None:
+    assert count_macs(model("simple_cnn", 28)) == 26 * 26 * 32 * 9 + 26 * 26 * 32 * 10
+
+
+def test_dense_model_is_left_as_it_was() -> None:
+    dense = model()
+    before = {name: tensor.clone() for name, tensor in dense.net.state_dict().items()}
+    halved(dense)
+    assert all(torch.equal(before[name], tensor) for name, tensor in dense.net.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["simple_cnn", "lenet", "resnet18", "mobilenet_v3_small"])
+def test_pruned_network_is_rebuilt_from_spec_and_weights(tmp_path: Path, name: str) -> None:
+    pruned = halved(model(name, 32)).eval()
+    save_weights(pruned, tmp_path / "w.safetensors")
+    spec = ModelSpec.model_validate_json(pruned.spec.model_dump_json())
+    again = load_weights(build(spec), tmp_path / "w.safetensors").eval()
+    images = torch.randint(0, 256, (2, 32, 32, spec.channels), dtype=torch.uint8)
+    assert torch.equal(pruned(images), again(images))
+
+
+def test_pruned_weights_do_not_load_into_the_dense_network(tmp_path: Path) -> None:
+    dense = model()
+    save_weights(halved(dense), tmp_path / "w.safetensors")
+    with pytest.raises(PipelineError, match="is it a pruned checkpoint"):
+        load_weights(build(dense.spec), tmp_path / "w.safetensors")
+
+
+def test_no_mask_is_left_in_the_weights() -> None:
+    assert not [name for name in halved(model()).net.state_dict() if "mask" in name or "orig" in name]
+
+
+def test_pruning_twice_composes() -> None:
+    twice = halved(halved(model(), round_to=4), round_to=4)
+    assert twice.net.state_dict()["layers.8.conv2.weight"].shape == (16, 16, 3, 3)
+    assert build(twice.spec).net.state_dict()["fc.weight"].shape == (10, 16)
+
+
+def test_same_network_is_pruned_the_same_way() -> None:
+    first, again = (halved(model()).net.state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_network_that_the_library_cannot_follow_is_refused_by_name() -> None:
+    with pytest.raises(PipelineError, match="model.name = 'shufflenet_v2_x0_5' cannot be pruned"):
+        halved(model("shufflenet_v2_x0_5", 32))

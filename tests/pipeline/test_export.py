@@ -1,0 +1,157 @@
+"""What is exported is what was trained: parity is checked, and a wrong graph fails it."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+
+from pipeline.data import Arrays, Split
+from pipeline.errors import PipelineError
+from pipeline.export import check_parity, compare, export_onnx
+from pipeline.loader import Images, open_images
+from pipeline.models import Classifier, ModelSpec, build
+from pipeline.session import open_session, probabilities
+from serving.worker.preprocess import Preprocessing
+
+
+def spec_of(name: str = "lenet", *, channels: int = 1, size: int = 16) -> ModelSpec:
+    return ModelSpec(
+        name=name, num_classes=4, channels=channels, height=size, width=size, mean=(0.4,) * channels, std=(0.3,) * channels
+    )
+
+
+def network(name: str = "lenet") -> Classifier:
+    torch.manual_seed(0)
+    return build(spec_of(name))
+
+
+def exported(model: Classifier, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    export_onnx(model, path, opset=20, metadata={"labels": "[]"})
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Images:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 16, 16), dtype=np.uint8)
+    split = Split(Arrays(pixels), np.arange(20), np.zeros(20, np.int64), "noise")
+    return open_images(split, Preprocessing(height=16, width=16, channels=1, resize=16), cache=tmp_path)
+
+
+def with_dropout_and_batchnorm(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(num_classes))
+
+
+def without_statistics(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.BatchNorm2d(channels, track_running_stats=False), nn.Flatten(), nn.Linear(channels * height * width, num_classes)
+    )
+
+
+def with_uneven_pooling(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+def test_graph_takes_pixels_and_gives_probabilities(tmp_path: Path, images: Images) -> None:
+    session = open_session(exported(network(), tmp_path))
+    (taken,), (given,) = session.get_inputs(), session.get_outputs()
+    assert (taken.name, taken.type, taken.shape[1:]) == ("images", "tensor(uint8)", [16, 16, 1])
+    assert isinstance(taken.shape[0], str)
+    assert given.name == "probabilities"
+    answers = probabilities(session, images.batch(np.arange(5)))
+    assert answers.sum(axis=1) == pytest.approx(np.ones(5), abs=1e-6)
+
+
+def test_nothing_lies_beside_the_graph(tmp_path: Path) -> None:
+    path = exported(network("resnet20"), tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_graph_carries_labels_and_opset(tmp_path: Path) -> None:
+    graph = onnx.load(exported(network(), tmp_path))
+    assert {p.key: p.value for p in graph.metadata_props}["labels"] == "[]"
+    assert [o.version for o in graph.opset_import if o.domain == ""] == [20]
+
+
+def test_same_model_gives_the_same_bytes(tmp_path: Path) -> None:
+    assert exported(network(), tmp_path).read_bytes() == exported(network(), tmp_path).read_bytes()
+
+
+def test_parity_holds_for_what_was_exported(tmp_path: Path, images: Images) -> None:
+    model = network().eval()
+    parity = check_parity(model, exported(model, tmp_path), images, min_agreement=1.0, name="fp32")
+    assert parity.agreement == 1
+    assert parity.max_difference < 1e-5
+
+
+def test_one_wrong_bias_in_the_graph_fails_parity(tmp_path: Path, images: Images) -> None:
+    model = network().eval()
+    path = exported(model, tmp_path)
+    graph = onnx.load(path)
+    bias = next(t for t in graph.graph.initializer if t.name.endswith("fc2.bias"))
+    wrong = numpy_helper.to_array(bias).copy()
+    wrong[0] += 3
+    bias.CopyFrom(numpy_helper.from_array(wrong, bias.name))
+    onnx.save(graph, path)
+    with pytest.raises(PipelineError, match="candidate fp32: the ONNX graph agrees with PyTorch on .* Worst: image"):
+        check_parity(model, path, images, min_agreement=1.0, name="fp32")
+
+
+def test_training_mode_is_left_out_of_the_graph_and_given_back(tmp_path: Path, images: Images) -> None:
+    model = build(spec_of("tests.pipeline.test_export:with_dropout_and_batchnorm"))
+    model(torch.zeros(2, 16, 16, 1, dtype=torch.uint8))
+    model.train()
+    session = open_session(exported(model, tmp_path))
+    assert model.training
+    whole = probabilities(session, images.batch(np.arange(8)))
+    assert (whole == probabilities(session, images.batch(np.arange(8)))).all()
+    assert (whole[:1] == probabilities(session, images.batch(np.arange(1)))).all()
+
+
+def test_batchnorm_without_statistics_is_refused(tmp_path: Path) -> None:
+    model = build(spec_of("tests.pipeline.test_export:without_statistics"))
+    with pytest.raises(PipelineError, match=r"layer 0 .* BatchNorm without running statistics"):
+        exported(model, tmp_path)
+
+
+def test_weight_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    model = network()
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = float("nan")
+    with pytest.raises(PipelineError, match=r"conv1\.weight of lenet is not finite"):
+        exported(model, tmp_path)
+
+
+def test_adaptive_pooling_that_does_not_divide_is_exact_or_refused(tmp_path: Path, images: Images) -> None:
+    model = build(spec_of("tests.pipeline.test_export:with_uneven_pooling")).eval()
+    try:
+        path = exported(model, tmp_path)
+    except PipelineError as error:
+        assert "cannot be exported" in str(error)  # noqa: PT017  # either outcome is right, a wrong value is not
+    else:
+        assert check_parity(model, path, images, min_agreement=1.0, name="fp32").max_difference < 1e-4
+
+
+def test_tie_is_counted_and_not_held_against_the_graph() -> None:
+    reference = np.array([[0.50001, 0.49999], [0.9, 0.1]], np.float32)
+    answers = np.array([[0.49999, 0.50001], [0.9, 0.1]], np.float32)
+    parity = compare(reference, answers)
+    assert (parity.disagreements, parity.ties, parity.agreement) == (0, 1, 1.0)
+
+
+def test_other_top_1_beyond_a_tie_is_a_disagreement() -> None:
+    parity = compare(np.array([[0.6, 0.4], [0.9, 0.1]], np.float32), np.array([[0.4, 0.6], [0.9, 0.1]], np.float32))
+    assert (parity.disagreements, parity.agreement, parity.worst) == (1, 0.5, (0,))
+
+
+def test_answer_that_is_not_finite_is_a_disagreement() -> None:
+    parity = compare(np.array([[0.5, 0.5]], np.float32), np.array([[np.nan, 0.5]], np.float32))
+    assert parity.disagreements == 1
+
+
+def test_single_class_is_compared() -> None:
+    assert compare(np.ones((3, 1), np.float32), np.ones((3, 1), np.float32)).agreement == 1
