@@ -95,12 +95,10 @@ class Client:
 def error_message(response: httpx.Response) -> str:
     """Return the message of an error answer, whatever its shape."""
     try:
-        payload = response.json()
-    except ValueError:
+        error = response.json()["error"]
+        return str(error["message"] if isinstance(error, Mapping) else error)
+    except (ValueError, KeyError, TypeError):
         return response.reason_phrase
-    if not isinstance(payload, Mapping):
-        return response.reason_phrase
-    return str(payload.get("error") or payload.get("message") or response.reason_phrase)
 
 
 def parse(payload: Any) -> Prediction:

@@ -5,6 +5,7 @@ import json
 import shlex
 import socket
 import subprocess
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,34 +15,22 @@ from serving.topology import Topology
 from serving.torchserve import render
 
 BUFSIZE_BYTES = 131072
-# What HAProxy answers by itself, and what the client should know about it.
+RESEND_BYTES = BUFSIZE_BYTES - 16384  # largest body that certainly fits the buffer beside its headers
+BACKENDS = ("replicas", "replicas_large")
+# What HAProxy answers by itself: status -> code for programs, message for people.
 ERRORS = {
-    400: "the request is not valid HTTP or its headers are too large",
-    401: "a token is needed",
-    403: "forbidden",
-    404: "not found",
-    405: "method not allowed",
-    408: "the request did not arrive in time",
-    413: "the body is too large",
-    429: "too many requests",
-    500: "internal error of the balancer",
-    502: "the replica ended while it answered; sending the request again is safe",
-    503: "no replica can take the request now; try again later",
-    504: "the replica did not answer in time",
-}
-REASONS = {
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    413: "Payload Too Large",
-    429: "Too Many Requests",
-    500: "Internal Server Error",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
+    400: ("bad_request", "the request is not valid HTTP or its headers are too large"),
+    401: ("unauthorized", "a token is needed"),
+    403: ("forbidden", "this is not allowed"),
+    404: ("not_found", "there is nothing at this path"),
+    405: ("method_not_allowed", "this path does not take this method"),
+    408: ("too_slow", "the request did not arrive in time"),
+    413: ("body_too_large", "the body is too large"),
+    429: ("too_many_requests", "too many requests; try again later"),
+    500: ("internal_error", "the request could not be answered; the fault is ours"),
+    502: ("replica_lost", "the replica ended while it answered; sending the request again is safe"),
+    503: ("unavailable", "no replica can take the request now; try again later"),
+    504: ("timeout", "the replica did not answer in time"),
 }
 
 
@@ -57,17 +46,17 @@ class Server(NamedTuple):
     check: str
 
 
-def error_body(message: str) -> str:
-    """Return the one JSON shape of every error of the endpoint."""
-    return json.dumps({"error": message})
+def error_body(code: str, message: str) -> str:
+    """Return the JSON shape of every error of the endpoint; the handler in the archive answers the same."""
+    return json.dumps({"error": {"code": code, "message": message}}, separators=(",", ":"))
 
 
 def error_file(status: int) -> str:
     """Return the complete HTTP answer for an error that HAProxy raises."""
-    body = error_body(ERRORS[status])
+    body = error_body(*ERRORS[status])
     retry = "Retry-After: 1\r\n" if status in (429, 503) else ""
     return (
-        f"HTTP/1.1 {status} {REASONS[status]}\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nCache-Control: no-store\r\n{retry}\r\n{body}"
     )
 
@@ -75,8 +64,8 @@ def error_file(status: int) -> str:
 def config(topology: Topology, model: Model) -> str:
     """Return haproxy.cfg."""
 
-    def text(message: str) -> str:
-        return shlex.quote(error_body(message))
+    def text(status: int, message: str, *, code: str = "") -> str:
+        return shlex.quote(error_body(code or ERRORS[status][0], message))
 
     limit = f"{topology.limits.body_bytes} bytes"
     return render(
@@ -86,15 +75,18 @@ def config(topology: Topology, model: Model) -> str:
         timeouts=topology.timeouts,
         model=model.name,
         bufsize=BUFSIZE_BYTES,
+        resend_bytes=RESEND_BYTES,
         error_statuses=sorted(ERRORS),
         ms=lambda seconds: f"{round(seconds * 1000)}ms",
-        unknown_path=text(f"not found; there are /predictions/{model.name}, /healthz and /readyz"),
-        only_get=text("this path answers GET and HEAD"),
-        only_post=text("send the image with POST or PUT"),
-        not_ready=text("no replica is ready"),
-        too_large=text(f"the body is larger than the limit of {limit}"),
-        overloaded=text("overloaded; try again later"),
-        worker_died=text("the worker ended while it answered; sending the request again is safe"),
+        unknown_path=text(404, f"not found; there are /predictions/{model.name}, /healthz and /readyz"),
+        only_get=text(405, "this path answers GET and HEAD"),
+        only_post=text(405, "send the image with POST or PUT"),
+        not_ready=text(503, "no replica is ready; try again later", code="not_ready"),
+        too_large=text(413, f"the body is larger than the limit of {limit}"),
+        overloaded=text(503, "there is no room for this request now; try again later", code="overloaded"),
+        worker_lost=text(
+            503, "the worker died or took too long; sending the request again is safe", code="worker_lost"
+        ),
     )
 
 
@@ -107,7 +99,8 @@ def server_state(topology: Topology) -> str:
         "srv_check_addr srv_agent_addr srv_agent_port\n"
     )
     rows = (
-        f"3 replicas {index} {replica.name} - 0 0 100 100 0 1 0 0 6 0 0 0 - 0 - 0 0 - - 0\n"
+        f"{number} {backend} {index} {replica.name} - 0 0 100 100 0 1 0 0 6 0 0 0 - 0 - 0 0 - - 0\n"
+        for number, backend in enumerate(BACKENDS, start=3)
         for index, replica in enumerate(topology.replicas, start=1)
     )
     return header + "".join(rows)
@@ -146,24 +139,32 @@ def command(topology: Topology, line: str, *, timeout_s: float = 5) -> str:
 
 
 def servers(topology: Topology) -> dict[str, Server]:
-    """Return the state of every replica by name."""
-    lines = command(topology, "show stat replicas 4 -1").lstrip("# ").splitlines()
-    return {
-        row["svname"]: Server(
-            name=row["svname"],
-            status=row["status"],
-            requests=int(row["stot"] or 0),
-            current=int(row["scur"] or 0),
-            queued=int(row["qcur"] or 0),
-            errors=int(row["econ"] or 0) + int(row["eresp"] or 0),
-            check=row["check_status"],
-        )
-        for row in csv.DictReader(lines)
-    }
+    """Return the state of every replica by name: both backends added up, the state that of the ordinary one."""
+    found: dict[str, Server] = {}
+    for backend in reversed(BACKENDS):
+        for row in csv.DictReader(command(topology, f"show stat {backend} 4 -1").lstrip("# ").splitlines()):
+            known = found.get(row["svname"])
+            found[row["svname"]] = Server(
+                name=row["svname"],
+                status=row["status"],
+                requests=int(row["stot"] or 0) + (known.requests if known else 0),
+                current=int(row["scur"] or 0) + (known.current if known else 0),
+                queued=int(row["qcur"] or 0) + (known.queued if known else 0),
+                errors=int(row["econ"] or 0) + int(row["eresp"] or 0) + (known.errors if known else 0),
+                check=row["check_status"],
+            )
+    return found
 
 
 def set_state(topology: Topology, name: str, state: str) -> None:
     """Set replica `name` to `ready`, `drain` or `maint`; raises StackError when the balancer refuses."""
-    answer = command(topology, f"set server replicas/{name} state {state}").strip()
-    if answer:
-        raise StackError(f"haproxy refused state {state} for {name}: {answer}")
+    for backend in BACKENDS:
+        answer = command(topology, f"set server {backend}/{name} state {state}").strip()
+        if answer:
+            raise StackError(f"haproxy refused state {state} for {name}: {answer}")
+
+
+def release(topology: Topology, name: str) -> None:
+    """End the exchanges that replica `name` holds: those that can be sent again are, the others get a 5xx at once."""
+    for backend in BACKENDS:
+        command(topology, f"shutdown sessions server {backend}/{name}")

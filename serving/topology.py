@@ -27,7 +27,7 @@ class Limits(Frozen):
     connections: int = Field(default=4096, gt=0)
     queued_requests: int = Field(default=256, ge=0)  # waiting in the balancer, over all replicas
     batch_size: int = Field(default=8, gt=0)
-    retries: int = Field(default=2, ge=0)
+    retries: int = Field(default=4, ge=0)  # sendings again of a request that got no answer
 
 
 class Timeouts(Frozen):
@@ -145,6 +145,10 @@ class Topology(Frozen):
     def server_maxconn(self, replica: Replica) -> int:
         """Return how many requests the balancer lets into `replica`: one batch per worker at work, one waiting."""
         return replica.workers * self.limits.batch_size * 2
+
+    def server_maxconn_large(self, replica: Replica) -> int:
+        """Return how many requests with large bodies `replica` gets beside the others: batches do not speed them up."""
+        return replica.workers * 2
 
 
 def split_workers(total: int, *, replicas: int) -> list[int]:

@@ -6,6 +6,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,12 +14,13 @@ from typing import Literal, NamedTuple
 
 import httpx
 
-from serving import rundir, torchserve
+from serving import haproxy, rundir, torchserve
 from serving.errors import StackError
 from serving.rundir import ReplicaState, Stack, WatchState
 from serving.supervisor import Process, Supervisor
 from serving.topology import Replica, Watch
 
+FREE_INTERVAL_S = 0.25
 Action = Literal["none", "restart", "hold", "start"]
 
 
@@ -139,10 +141,27 @@ def balancer_answers(stack: Stack) -> bool:
         return False
 
 
+def free_requests(stack: Stack) -> None:
+    """Take back, for as long as the process lives, the requests that a replica holds although it is down.
+
+    Twice in a row: a request that is just being sent elsewhere must not be cut off.
+    """
+    down: set[str] = set()
+    while True:
+        time.sleep(FREE_INTERVAL_S)
+        with suppress(StackError):
+            servers = haproxy.servers(stack.topology).values()
+            stuck = {server.name for server in servers if server.status == "DOWN" and server.current > 0}
+            for name in stuck & down:
+                haproxy.release(stack.topology, name)
+            down = stuck
+
+
 def run(stack: Stack) -> None:
     """Watch the stack until this process is stopped."""
     supervisor = Supervisor(stack.topology, timeout_s=10)
     memories = recall(stack)
+    threading.Thread(target=free_requests, args=(stack,), daemon=True).start()
     balancer_seen = time.monotonic()
     while True:
         try:
