@@ -22,9 +22,10 @@ JSON_TYPE = "application/json"
 _FORMS = 'send the bytes of an image, a form with an image, or JSON such as {"image": "<base64>"}'
 _TOP_K = "top_k"
 _SCALAR = re.compile(rb"(?:null|true|false|-?\d[\d.eE+-]*)")
-_BOUNDARY = re.compile(rb"--([0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-])[ \t]*\r?\n")
+_BOUNDARY = re.compile(rb"--([0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-])[ \t]*\r\n")
 _PARAMETER = re.compile(rb';\s*([^\s;="]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;\s]*)')
 _WHITESPACE = b" \t\r\n"
+_DATA_URI = re.compile(r"\s*data:[^,]{0,200};base64,", re.IGNORECASE)
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -56,22 +57,21 @@ class Part:
 
 
 def read_request(row: Mapping[str, Any], *, top_k: str | None = None) -> Request:
-    """Return what one row of a TorchServe batch asks for; `top_k` is the balancer's copy of the query parameter.
+    """Return what one row of a TorchServe batch asks for; `top_k` from the query wins over one in the body.
 
     Raises Refused.
     """
-    wanted: Any = row.get(_TOP_K, top_k)
     if "body" in row or "data" in row:
         body = row["body"] if "body" in row else row["data"]
         images, listed, inner = _read_body(body)
     else:
-        parts = [Part(name, False, _bytes(value)) for name, value in row.items() if name != _TOP_K]
+        parts = [Part(name, False, _bytes(value)) for name, value in row.items()]  # the last one of each name
         images, listed, inner = _read_parts(parts)
     if not images:
         raise Refused(400, "no_image", f"the request holds no image; {_FORMS}")
     if len(images) > MAX_IMAGES:
         raise Refused(413, "too_many_images", f"{len(images)} images in one request; the limit is {MAX_IMAGES}")
-    return Request(tuple(images), listed, _top_k(wanted if wanted is not None else inner))
+    return Request(tuple(images), listed, _top_k(inner if top_k is None else top_k))
 
 
 def refuse_image(error: BadImage, position: int | None) -> Refused:
@@ -172,11 +172,9 @@ def _base64(value: Any, field: str) -> bytes:
     """Decode base64 with or without data-URI prefix and padding, in either alphabet, across lines."""
     if not isinstance(value, str):
         raise Refused(400, "bad_base64", f'"{field}" must be a string of base64')
-    prefix, comma, rest = value.partition(",")
-    if comma and prefix.lstrip().startswith("data:") and prefix.rstrip().endswith(";base64"):
-        value = rest
+    prefix = _DATA_URI.match(value)
     try:
-        text = value.encode("ascii").translate(_URL_SAFE, _WHITESPACE).rstrip(b"=")
+        text = value[prefix.end() if prefix else 0 :].encode("ascii").translate(_URL_SAFE, _WHITESPACE).rstrip(b"=")
         return base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
     except (UnicodeEncodeError, binascii.Error):
         raise Refused(400, "bad_base64", f'"{field}" is not base64') from None
@@ -225,9 +223,7 @@ def _top_k(value: Any) -> int:
     """Return a whole number of at least 1, from JSON or from text; the default for None."""
     if value is None:
         return DEFAULT_TOP_K
-    if isinstance(value, (bytes, bytearray)):
-        value = bytes(value).decode(errors="replace")
-    if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value, re.ASCII):
+    if isinstance(value, str) and re.fullmatch(r"\d{1,1000}", value, re.ASCII):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise Refused(400, "bad_top_k", "top_k must be a whole number of at least 1")
