@@ -15,7 +15,8 @@ from typing import Any
 from pipeline.artifact import sha256_file
 from pipeline.errors import PipelineError
 from pipeline.names import validate_name
-from serving.worker.model import GOLDEN, GRAPH, PACKAGE, SCHEMA, PackageError, load_model
+from serving.worker.contents import GOLDEN, GRAPH, PACKAGE, SCHEMA, PackageError
+from serving.worker.model import load_model
 from serving.worker.preprocess import Preprocessing
 
 CODE = "quartet_worker"  # not `serving.worker`: a worker would import the installed checkout instead of the archive

@@ -1,4 +1,4 @@
-"""What an archive says about itself, checked before anything is started: readable, complete, unchanged, nothing added."""
+"""An archive checked before anything is started: readable, complete, unchanged, nothing added."""
 
 import hashlib
 import json

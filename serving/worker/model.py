@@ -6,6 +6,7 @@ Shape legend: B batch, H height, W width, C channels, K classes.
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,18 +15,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from .contents import GOLDEN, GRAPH, PACKAGE, PackageError, read_listing
 from .preprocess import BadImage, Pixels, Preprocessing, decode
 
-SCHEMA = 1
-PACKAGE = "package.json"
-GRAPH = "model.onnx"
-GOLDEN = "golden.json"
+CODE_SUFFIXES = {".py", ".so", ".pyd"}  # what an import would find, before or instead of the packed file
 
 Probabilities = NDArray[np.float32]
-
-
-class PackageError(Exception):
-    """The archive is not what was packed, or does not give the answers that it was packed with."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +50,11 @@ def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
     when a golden image, alone or in a batch with the others, gets another answer than the packed one.
     """
     package = _read_json(directory / PACKAGE)
-    if package.get("schema") != SCHEMA:
-        raise PackageError(f"{PACKAGE} has schema {package.get('schema')}, this handler reads {SCHEMA}")
-    digests = check_files(directory, package["files"])
+    listing = read_listing(package)
+    digests = check_files(directory, listing.files)
     model = Model(
-        name=package["name"],
-        version=package["version"],
+        name=listing.name,
+        version=listing.version,
         digest=digests[GRAPH],
         labels=tuple(package["labels"]),
         preprocessing=Preprocessing.from_json(package["preprocessing"]),
@@ -70,8 +64,8 @@ def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
     return model
 
 
-def check_files(directory: Path, expected: dict[str, str]) -> dict[str, str]:
-    """Return the sha256 of every file in `expected`; raises PackageError for a difference or for unlisted Python."""
+def check_files(directory: Path, expected: Mapping[str, str]) -> dict[str, str]:
+    """Return the sha256 of every file in `expected`; raises PackageError for a difference or for unlisted code."""
     digests: dict[str, str] = {}
     for name, digest in expected.items():
         try:
@@ -81,11 +75,10 @@ def check_files(directory: Path, expected: dict[str, str]) -> dict[str, str]:
             raise PackageError(f"{name} is missing from the archive") from error
         if digests[name] != digest:
             raise PackageError(f"{name} was changed: sha256 {digests[name][:12]}, packed as {digest[:12]}")
-    for path in sorted(directory.rglob("*.py")):
-        if (name := path.relative_to(directory).as_posix()) not in digests:
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.suffix in CODE_SUFFIXES and name not in digests:
             raise PackageError(f"{name} was added to the archive: {PACKAGE} does not list it")
-    if missing := {GRAPH, GOLDEN} - digests.keys():
-        raise PackageError(f"{PACKAGE} does not list {', '.join(sorted(missing))}")
     return digests
 
 

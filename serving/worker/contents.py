@@ -1,0 +1,37 @@
+"""The names and the list of files by which an archive can be checked, before it is unpacked and after."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+PACKAGE = "package.json"  # lists every other file with its sha256
+GRAPH = "model.onnx"
+GOLDEN = "golden.json"
+
+
+class PackageError(Exception):
+    """The archive is not what was packed, or does not give the answers that it was packed with."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What package.json says about the archive as a whole."""
+
+    name: str
+    version: str
+    files: Mapping[str, str]  # path in the archive -> sha256
+
+
+def read_listing(package: Any) -> Listing:
+    """Return the listing in a parsed package.json; raises PackageError when it has another schema or shape."""
+    if not isinstance(package, dict) or package.get("schema") != SCHEMA:
+        schema = package.get("schema") if isinstance(package, dict) else None
+        raise PackageError(f"{PACKAGE} has schema {schema!r}, schema {SCHEMA} is needed")
+    try:
+        listing = Listing(str(package["name"]), str(package["version"]), dict(package["files"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise PackageError(f"{PACKAGE} lacks name, version or files") from error
+    if missing := {GRAPH, GOLDEN} - listing.files.keys():
+        raise PackageError(f"{PACKAGE} does not list {', '.join(sorted(missing))}")
+    return listing
