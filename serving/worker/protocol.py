@@ -61,12 +61,13 @@ def read_request(row: Mapping[str, Any], *, top_k: str | None = None) -> Request
 
     Raises Refused.
     """
-    if "body" in row or "data" in row:
-        body = row["body"] if "body" in row else row["data"]
-        images, listed, inner = _read_body(body)
-    else:
-        parts = [Part(name, False, _bytes(value)) for name, value in row.items()]  # the last one of each name
-        images, listed, inner = _read_parts(parts)
+    values = {name: value for name, value in row.items() if name != _TOP_K}
+    if len(values) == 1:
+        images, listed, inner = _read_body(*values.values())
+    else:  # a form that a plain TorchServe took apart: of each name, only the last part is left
+        images, listed, inner = _read_parts([Part(name, False, _bytes(value)) for name, value in values.items()])
+    if _TOP_K in row:
+        inner = _bytes(row[_TOP_K]).decode(errors="replace")
     if not images:
         raise Refused(400, "no_image", f"the request holds no image; {_FORMS}")
     if len(images) > MAX_IMAGES:
