@@ -182,10 +182,11 @@ def test_reader_who_types_everything_gets_what_the_readme_says(session: Session)
 
 
 def check_answers(printed: str) -> None:
-    """Check that raw bytes, a form and base64 gave one answer, and that it has the shape that the README shows."""
+    """Check that make, raw bytes, a form and base64 got one answer, and that it has the shape that the README shows."""
     shown = json.loads(next(block.text for block in BLOCKS if block.language == "json"))
-    answers = [json.loads(found) for found in re.findall(r'\{"predictions".*?\}(?=\{|\s)', printed)]
-    assert len(answers) >= 4  # make serve, then three times curl
-    assert [answer["predictions"] for answer in answers[1:4]] == [answers[0]["predictions"]] * 3
+    decode = json.JSONDecoder().raw_decode
+    answers = [decode(printed, found.start())[0] for found in re.finditer(r'\{"predictions"', printed)]
+    assert len(answers) >= 5  # make serve, make predict, and three times curl: of one image
+    assert [answer["predictions"] for answer in answers[1:5]] == [answers[0]["predictions"]] * 4
     assert {tuple(answer) for answer in answers} == {tuple(shown)}
     assert set(answers[0]["predictions"][0]) == set(shown["predictions"][0])
