@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,8 +84,8 @@ def _command(folder: Path) -> list[str]:
     ]
 
 
-def _client(socket: Path) -> httpx.Client:
-    transport = httpx.HTTPTransport(uds=str(socket))
+def _client(path: Path) -> httpx.Client:
+    transport = httpx.HTTPTransport(uds=str(path))
     return httpx.Client(transport=transport, base_url="http://torchserve", timeout=60, trust_env=False)
 
 
@@ -92,12 +93,15 @@ def _wait(server: BareTorchServe, jvm: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         assert jvm.poll() is None, server.log()[-2000:]
-        try:
-            if server.management.get("/models").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
+        if _listens(server.folder / "mgmt.sock") and _listens(server.folder / "inf.sock"):
+            return
+        time.sleep(0.2)
     raise AssertionError(server.log()[-2000:])
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 @contextmanager
