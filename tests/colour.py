@@ -5,6 +5,7 @@ Shape legend: B batch, H height, W width, C channels, K classes.
 
 import hashlib
 import io
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +39,14 @@ _IDEAL: NDArray[np.float32] = np.array(
 )
 
 
-def colour_onnx(labels: int = len(LABELS), *, scale: float = SHARPNESS, bias: float = 0.0) -> bytes:
+def colour_onnx(labels: int = len(LABELS), *, scale: float = SHARPNESS) -> bytes:
     """Return a graph from `images` uint8 [B, H, W, 3] to `probabilities` float32 [B, K] for the first K classes.
 
-    Logit k = scale (m . w_k - |w_k|^2 / 2) + bias, with m the mean colours: the nearest ideal image wins.
+    Logit k = scale (m . w_k - |w_k|^2 / 2), with m the mean colours: the nearest ideal image wins.
     """
     ideal = _IDEAL[:labels]
     weight = (scale * ideal.T).astype(np.float32)
-    offset = (-scale * (ideal**2).sum(axis=1) / 2 + bias).astype(np.float32)
+    offset = (-scale * (ideal**2).sum(axis=1) / 2).astype(np.float32)
     half = SPEC.height // 2
     constants = {
         "weight": weight,
@@ -109,10 +110,10 @@ def golden_of(graph: bytes, *colours: str) -> list[tuple[bytes, list[float]]]:
 
 
 def colour_archive(
-    folder: Path, *, name: str = "colour", version: str = "1.0", labels: int = len(LABELS), bias: float = 0.0
+    folder: Path, *, name: str = "colour", version: str = "1.0", labels: int = len(LABELS), scale: float = SHARPNESS
 ) -> Path:
     """Build a ready archive of the colour classifier in `folder`."""
-    graph = colour_onnx(labels, bias=bias)
+    graph = colour_onnx(labels, scale=scale)
     path = folder / f"{hashlib.sha256(graph).hexdigest()[:8]}.onnx"
     path.write_bytes(graph)
     try:
@@ -129,3 +130,11 @@ def colour_archive(
         )
     finally:
         path.unlink()
+
+
+def unpack(archive: Path) -> Path:
+    """Unpack an archive beside itself, as TorchServe does, and return the folder."""
+    folder = archive.with_suffix(".unpacked")
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(folder)
+    return folder
