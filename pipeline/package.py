@@ -29,13 +29,6 @@ from {CODE}.handler import Handler
 class Entry(Handler):
     """The handler of this archive."""
 '''
-MODEL_CONFIG = "model-config.yaml"
-# A value here would silently win over the registration, and a delay of 0 would become 100 ms.
-MODEL_CONFIG_SOURCE = f"""\
-# Workers, batch size, delay and time-outs belong to the machine: give them when the model is registered.
-handler:
-  schema: {SCHEMA}
-"""
 MANIFEST = "MAR-INF/MANIFEST.json"
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -112,7 +105,6 @@ def _write_code(contents: Path) -> None:
         if source.name.endswith(".py"):
             (contents / CODE / source.name).write_bytes(source.read_bytes())
     (contents / ENTRY).write_text(ENTRY_SOURCE)
-    (contents / MODEL_CONFIG).write_text(MODEL_CONFIG_SOURCE)
 
 
 def _golden(image: bytes, answer: list[float]) -> dict[str, Any]:
@@ -139,7 +131,9 @@ def _run_archiver(work: Path, *, name: str, version: str) -> Path:
     command = [sys.executable, "-m", "model_archiver.model_packaging"]
     command += ["--model-name", name, "--version", version, "--export-path", "export"]
     command += ["--serialized-file", f"contents/{GRAPH}", "--handler", f"contents/{ENTRY}"]
-    command += ["--config-file", f"contents/{MODEL_CONFIG}", "--extra-files", "contents"]
+    # No model-config.yaml: with one, TorchServe 0.12 lets its own default response time-out (120 s) win over what the
+    # registration asks for, and turns a batch delay of 0 into 100 ms.
+    command += ["--extra-files", "contents"]
     environment = os.environ | {"TMPDIR": str(temporary.resolve())}
     result = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=False)
     archive = export / f"{name}.mar"
