@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from .contents import GOLDEN, GRAPH, PACKAGE, PackageError, read_listing
 from .preprocess import BadImage, Pixels, Preprocessing, decode
 
+# Images in one run. ONNX Runtime keeps the memory of its largest run for ever: 128 images of 224 x 224 through a
+# ResNet-18 keep 590 MB, in runs of 16 they keep 124 MB and cost the same CPU time.
+MAX_RUN = 16
 CODE_SUFFIXES = {".py", ".so", ".pyd"}  # what an import would find, before or instead of the packed file
 
 Probabilities = NDArray[np.float32]
@@ -39,8 +42,10 @@ class Model:
         return decode(image, self.preprocessing)
 
     def run(self, images_BHWC: NDArray[np.uint8]) -> Probabilities:
-        """Return float32 [B, K], not necessarily finite."""
-        return cast(Probabilities, self.session.run(["probabilities"], {"images": images_BHWC})[0])
+        """Return float32 [B, K], not necessarily finite; B is at least 1."""
+        starts = range(0, len(images_BHWC), MAX_RUN)
+        runs = [self.session.run(["probabilities"], {"images": images_BHWC[at : at + MAX_RUN]})[0] for at in starts]
+        return cast(Probabilities, runs[0] if len(runs) == 1 else np.concatenate(runs))
 
 
 def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:

@@ -1,9 +1,10 @@
+import dataclasses
 import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnxruntime
@@ -181,3 +182,19 @@ def test_without_a_gpu_id_only_the_cpu_is_asked_for(packed: Path, monkeypatch: p
     monkeypatch.setattr(onnxruntime, "InferenceSession", SessionWithoutCuda)
     open_session(packed / "model.onnx", gpu_id=None)
     assert SessionWithoutCuda.asked == ["CPUExecutionProvider"]
+
+
+def test_a_large_batch_is_run_in_parts_of_bounded_size(packed: Path) -> None:
+    model = load_model(packed)
+    images = np.stack([model.decode(png(colour)) for colour in ("red", "green", "blue")] * 15)
+    sizes: list[int] = []
+
+    class Counting:
+        def run(self, names: list[str], feed: dict[str, Any]) -> Any:
+            sizes.append(len(feed["images"]))
+            return model.session.run(names, feed)
+
+    counting = dataclasses.replace(model, session=cast(onnxruntime.InferenceSession, Counting()))
+    answers = counting.run(images)
+    assert sizes == [16, 16, 13]
+    assert np.array_equal(answers, np.concatenate([model.run(image[None]) for image in images]))
