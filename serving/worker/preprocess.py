@@ -130,8 +130,7 @@ def _pixels(data: bytes, name: str, spec: Preprocessing) -> Pixels:
             # Decoding at 1/2, 1/4 or 1/8 is several times cheaper; what is left to resize stays at least a factor of 2.
             image.draft(None, _covering(image.size, 2 * spec.resize))
         image.load()
-        flat = _flatten(_upright(image, name), spec)
-        return _cut(flat, spec)
+        return _cut(_flatten(_upright(image), spec), spec)
 
 
 def _covering(size: tuple[int, int], shorter: int) -> tuple[int, int]:
@@ -139,10 +138,8 @@ def _covering(size: tuple[int, int], shorter: int) -> tuple[int, int]:
     return -(-size[0] * shorter // min(size)), -(-size[1] * shorter // min(size))
 
 
-def _upright(image: Image.Image, name: str) -> Image.Image:
-    """Return the image as the camera was held. TIFF is turned by Pillow itself while it loads."""
-    if name == "TIFF":
-        return image
+def _upright(image: Image.Image) -> Image.Image:
+    """Return a loaded image as the camera was held. TIFF was turned by Pillow, which then drops the orientation."""
     try:
         orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
     except Exception:  # damaged metadata: the pixels are good, and viewers show them as they are
@@ -160,7 +157,7 @@ def _flatten(image: Image.Image, spec: Preprocessing) -> Image.Image:
         rgba = image.convert("RGBA")
         backdrop = Image.new("RGBA", rgba.size, (*spec.background, 255))
         image = Image.alpha_composite(backdrop, rgba).convert("RGB")
-    if image.mode == "1" or (spec.channels == 1 and image.mode != "L"):
+    if spec.channels == 1 and image.mode != "L":
         return image.convert("RGB").convert("L")
     return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
@@ -181,7 +178,7 @@ def _cut(image: Image.Image, spec: Preprocessing) -> Pixels:
     # A whole number of output pixels: an image that is already of the right size is copied, not blurred.
     left = (int(image.width * scale) - spec.width) // 2 / scale
     top = (int(image.height * scale) - spec.height) // 2 / scale
-    box = (left, top, min(left + spec.width / scale, image.width), min(top + spec.height / scale, image.height))
+    box = (left, top, left + spec.width / scale, top + spec.height / scale)
     cut = image.resize((spec.width, spec.height), Image.Resampling.BILINEAR, box=box)
     if spec.channels == 3 and cut.mode == "L":
         cut = cut.convert("RGB")

@@ -94,6 +94,20 @@ def test_a_flipped_bit_is_noticed(archive: Path, tmp_path: Path) -> None:
         verify_archive(broken)
 
 
+def test_a_damaged_compressed_file_is_noticed(archive: Path, tmp_path: Path) -> None:
+    path = tmp_path / "packed.mar"
+    with zipfile.ZipFile(archive) as given, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in given.namelist():
+            target.writestr(name, given.read(name))
+        start = target.getinfo("golden.json").header_offset + 30 + len("golden.json")
+    assert verify_archive(path).name == "colour"
+    data = bytearray(path.read_bytes())
+    data[start : start + 40] = b"\xff" * 40
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="not a readable archive"):
+        verify_archive(path)
+
+
 def test_a_missing_archive_names_the_command_that_builds_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no archive at .*gone.mar; build one with: make package"):
         verify_archive(tmp_path / "gone.mar")

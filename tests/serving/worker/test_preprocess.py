@@ -116,6 +116,10 @@ def test_every_accepted_format_gives_the_same_colours(kind: str) -> None:
     assert near(pixels[3, 3].tolist(), (20, 20, 200), tolerance=12)
 
 
+def test_a_tiff_with_64_bit_offsets_is_read() -> None:
+    assert pixel(encode(solid(NOT_QUITE_RED), "TIFF", big_tiff=True)) == list(NOT_QUITE_RED)
+
+
 ORIENTED = {
     1: ((0, 0), (0, 1)),
     2: ((0, 1), (0, 0)),
@@ -144,8 +148,10 @@ def test_an_image_is_turned_as_the_camera_says(orientation: int, kind: str) -> N
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_damaged_metadata_does_not_cost_the_image() -> None:
-    assert near(pixel(encode(solid(RED), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff\1")), RED)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0MM\0*\xff\xff\xff\xff\1"])
+def test_damaged_metadata_does_not_cost_the_image(kind: str, exif: bytes) -> None:
+    assert near(pixel(encode(solid(RED), kind, exif=exif)), RED)
 
 
 def whole(kind: str) -> bytes:
@@ -219,6 +225,20 @@ def test_what_is_no_image_is_answered_with_the_accepted_formats(data: bytes, err
         decode(data, COLOUR)
 
 
+def test_no_bytes_at_all_are_called_empty() -> None:
+    with pytest.raises(BadImage, match="the image is empty"):
+        decode(b"", COLOUR)
+
+
+def test_lack_of_memory_is_not_blamed_on_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "resize", exhausted)
+    with pytest.raises(MemoryError):
+        decode(encode(solid(RED)), COLOUR)
+
+
 @pytest.mark.parametrize("data", [b"\xff\xd8\xff", b"BM secret", b"GIF89a", b"II*\0secret", b"\x89PNG\r\n\x1a\nsecret"])
 def test_a_damaged_image_is_named_without_its_bytes(data: bytes) -> None:
     with pytest.raises(BadImage, match="damaged or incomplete") as caught:
@@ -253,6 +273,12 @@ def test_the_centre_is_cut_without_blur_when_nothing_is_resized() -> None:
     stored = np.random.default_rng(1).integers(0, 256, (9, 7, 3), np.uint8)
     spec = Preprocessing(height=4, width=4, channels=3, resize=7)
     assert np.array_equal(decode(encode(Image.fromarray(stored)), spec), stored[2:6, 1:5])
+
+
+@pytest.mark.parametrize(("resize", "side"), [(1, 49), (1, 103), (599, 1181), (224, 333)])
+def test_rounding_never_reaches_beyond_the_image(resize: int, side: int) -> None:
+    spec = Preprocessing(height=resize, width=resize, channels=3, resize=resize)
+    assert (decode(encode(solid(RED, size=(side, side))), spec) == RED).all()
 
 
 def test_a_one_pixel_checkerboard_averages_to_grey() -> None:
