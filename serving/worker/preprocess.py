@@ -174,12 +174,14 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 def _cut(image: Image.Image, spec: Preprocessing) -> Pixels:
     """Resize and cut in one step, so that the cost follows the output, whatever the aspect ratio."""
-    scale = spec.resize / min(image.size)
+    shorter = min(image.size)
     # A whole number of output pixels: an image that is already of the right size is copied, not blurred.
-    left = (int(image.width * scale) - spec.width) // 2 / scale
-    top = (int(image.height * scale) - spec.height) // 2 / scale
-    box = (left, top, left + spec.width / scale, top + spec.height / scale)
-    cut = image.resize((spec.width, spec.height), Image.Resampling.BILINEAR, box=box)
+    left = (image.width * spec.resize // shorter - spec.width) // 2
+    top = (image.height * spec.resize // shorter - spec.height) // 2
+    right, bottom = left + spec.width, top + spec.height
+    # Divided last: a factor of resize / shorter, rounded, could reach beyond the image.
+    x0, y0, x1, y1 = (edge * shorter / spec.resize for edge in (left, top, right, bottom))
+    cut = image.resize((spec.width, spec.height), Image.Resampling.BILINEAR, box=(x0, y0, x1, y1))
     if spec.channels == 3 and cut.mode == "L":
         cut = cut.convert("RGB")
     return np.array(cut, np.uint8).reshape(spec.height, spec.width, spec.channels)

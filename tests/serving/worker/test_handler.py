@@ -171,6 +171,10 @@ def test_a_bad_image_is_refused_alone(loaded: Handler) -> None:
     assert answers.bodies[3]["error"]["message"].startswith("images[1]: ")
 
 
+def test_the_only_image_of_a_request_is_refused_without_a_position(loaded: Handler) -> None:
+    assert send(loaded, png("red")[:50]).bodies[0]["error"]["message"].startswith("the PNG image is damaged")
+
+
 def test_a_batch_without_any_image_is_answered(loaded: Handler) -> None:
     assert send(loaded, b"", b"x").statuses == [400, 415]
 
@@ -232,6 +236,11 @@ def test_a_non_finite_output_is_our_fault_and_only_its_requests_error(failing: H
     assert answers.statuses == [200, 500, 200]
     assert answers.bodies[1] == {"error": {"code": "non_finite_output", "message": "model produced non-finite output"}}
     assert (answers.best(0), answers.best(2)) == ("red", "blue")
+
+
+def test_one_non_finite_output_fails_the_whole_request_that_it_belongs_to(failing: Handler) -> None:
+    replace_run(failing, lambda answers: spoil(answers, 1))
+    assert send(failing, listed(png("red"), png("green")), png("blue")).statuses == [500, 200]
 
 
 def test_a_failing_run_is_answered_without_hurting_the_worker(
