@@ -20,7 +20,7 @@ from pipeline.artifact import StageResult
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Images, open_images
-from pipeline.models import Classifier, ModelSpec, build, load_weights
+from pipeline.models import Classifier, load_model
 from pipeline.session import open_session, probabilities
 from pipeline.stage import Context, data_facts
 
@@ -66,13 +66,12 @@ def export(context: Context) -> StageResult:
     spec = preprocessing_of(recipe.data)
     validation = open_images(dataset.val, spec, cache=context.cache)
     metrics: dict[str, float] = {}
-    for name, fields in source.manifest.models.items():
-        model_spec = ModelSpec.model_validate(fields)
-        model = load_weights(build(model_spec), source.file(f"{name}.safetensors")).eval()
+    for name in source.manifest.models:
+        model = load_model(source, name)
         path = context.out / f"{name}.onnx"
         metadata = {"labels": json.dumps(dataset.labels), "candidate": name, "stage_key": source.manifest.key}
         export_onnx(model, path, opset=recipe.export.opset, metadata=metadata)
-        required = recipe.export.min_agreement if model_spec.int8 else 1.0
+        required = recipe.export.min_agreement if model.spec.int8 else 1.0
         worst = check_parity(model, path, validation, min_agreement=required, name=name)
         metrics[f"{name}_parity_agreement"] = worst.agreement
         metrics[f"{name}_parity_max_difference"] = worst.max_difference

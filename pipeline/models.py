@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from pipeline.artifact import Artifact
 from pipeline.compression.quantize import RowwiseInt8Linear
 from pipeline.errors import PipelineError
 
@@ -200,6 +201,12 @@ def load_weights(model: Classifier, path: Path) -> Classifier:
         hint = "; is it a pruned checkpoint?" if "size mismatch" in reason and not model.spec.widths else ""
         raise PipelineError(f"{path.name} does not fit {model.spec.name}: {reason}{hint}") from error
     return model
+
+
+def load_model(source: Artifact, name: str) -> Classifier:
+    """Rebuild the model `name` of an artifact from its spec and weights, in inference mode."""
+    model = build(ModelSpec.model_validate(source.manifest.models[name]))
+    return load_weights(model, source.file(f"{name}.safetensors")).eval()
 
 
 def _without_prefix(name: str) -> str:

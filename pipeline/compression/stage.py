@@ -6,7 +6,7 @@ from pipeline.compression.prune import count_macs, prune
 from pipeline.compression.quantize import quantize_linears
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.loader import Images, open_images
-from pipeline.models import Classifier, ModelSpec, build, load_weights, save_weights
+from pipeline.models import Classifier, build, load_model, save_weights
 from pipeline.stage import Context
 from pipeline.training.group import Group, average_buffers
 from pipeline.training.loop import DistillObjective, Schedule, evaluate, fit
@@ -21,7 +21,7 @@ def compress(context: Context, group: Group) -> StageResult | None:
     images = open_images(dataset.train, spec, cache=context.cache)
     validation = open_images(dataset.val, spec, cache=context.cache)
 
-    dense = load_model(context, "dense")
+    dense = load_model(context.parent, "dense")
     choice = recipe.compress.prune
     pruned = prune(
         dense, ratio=choice.ratio, round_to=choice.round_to, importance=choice.importance, scope=choice.scope
@@ -50,13 +50,6 @@ def compress(context: Context, group: Group) -> StageResult | None:
         models={name: model.spec.model_dump(mode="json") for name, model in candidates.items()},
         metrics=metrics,
     )
-
-
-def load_model(context: Context, name: str) -> Classifier:
-    """Rebuild a model of the artifact before from its spec and weights."""
-    source = context.parent
-    model = build(ModelSpec.model_validate(source.manifest.models[name]))
-    return load_weights(model, source.file(f"{name}.safetensors"))
 
 
 def quantized(model: Classifier, *, bits: int) -> Classifier:

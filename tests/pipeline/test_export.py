@@ -20,7 +20,13 @@ from serving.worker.preprocess import Preprocessing
 
 def spec_of(name: str = "lenet", *, channels: int = 1, size: int = 16) -> ModelSpec:
     return ModelSpec(
-        name=name, num_classes=4, channels=channels, height=size, width=size, mean=(0.4,) * channels, std=(0.3,) * channels
+        name=name,
+        num_classes=4,
+        channels=channels,
+        height=size,
+        width=size,
+        mean=(0.4,) * channels,
+        std=(0.3,) * channels,
     )
 
 
@@ -43,17 +49,23 @@ def images(tmp_path: Path) -> Images:
 
 
 def with_dropout_and_batchnorm(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(num_classes))
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Dropout(0.5), nn.LazyLinear(num_classes)
+    )
 
 
 def without_statistics(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
     return nn.Sequential(
-        nn.BatchNorm2d(channels, track_running_stats=False), nn.Flatten(), nn.Linear(channels * height * width, num_classes)
+        nn.BatchNorm2d(channels, track_running_stats=False),
+        nn.Flatten(),
+        nn.Linear(channels * height * width, num_classes),
     )
 
 
 def with_uneven_pooling(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+    return nn.Sequential(
+        nn.AdaptiveAvgPool2d(7), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes)
+    )
 
 
 def test_graph_takes_pixels_and_gives_probabilities(tmp_path: Path, images: Images) -> None:

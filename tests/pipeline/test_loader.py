@@ -8,7 +8,16 @@ from PIL import Image
 
 from pipeline.data import Files, Split
 from pipeline.errors import PipelineError
-from pipeline.loader import Images, Sampling, augment, batch_positions, open_images, shard, steps_per_epoch, training_batches
+from pipeline.loader import (
+    Images,
+    Sampling,
+    augment,
+    batch_positions,
+    open_images,
+    shard,
+    steps_per_epoch,
+    training_batches,
+)
 from serving.worker.preprocess import Preprocessing
 
 SPEC = Preprocessing(height=8, width=8, channels=3, resize=8)
@@ -40,7 +49,7 @@ def test_every_epoch_has_an_order_of_its_own_that_the_seed_reproduces() -> None:
 @pytest.mark.parametrize(("count", "world_size"), [(10, 4), (3, 4), (1, 2), (7, 3)])
 def test_shards_are_disjoint_and_cover_without_padding(count: int, world_size: int) -> None:
     parts = [shard(np.arange(count), rank=rank, world_size=world_size).tolist() for rank in range(world_size)]
-    assert sorted(sum(parts, [])) == list(range(count))
+    assert sorted(position for part in parts for position in part) == list(range(count))
 
 
 def test_short_last_batch_is_left_out_unless_it_is_the_only_one() -> None:

@@ -15,7 +15,13 @@ def model(name: str = "resnet20", size: int = 16) -> Classifier:
     channels = 1 if name in ("resnet20", "lenet", "simple_cnn") else 3
     return build(
         ModelSpec(
-            name=name, num_classes=10, channels=channels, height=size, width=size, mean=(0.5,) * channels, std=(0.5,) * channels
+            name=name,
+            num_classes=10,
+            channels=channels,
+            height=size,
+            width=size,
+            mean=(0.5,) * channels,
+            std=(0.5,) * channels,
         )
     )
 

@@ -1,0 +1,1 @@
+"""Measure what is about to ship against what users would run otherwise, and write it down."""

@@ -1,0 +1,144 @@
+"""Compare every hand-over on the whole test split: PyTorch dense -> compressed -> ONNX -> answers over HTTP.
+
+Shape legend: N images, B batch, K classes.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.artifact import Artifact, sha256_file
+from pipeline.config import Recipe
+from pipeline.data import Ints, Split
+from pipeline.errors import PipelineError
+from pipeline.export import Floats, Served, compare
+from pipeline.loader import Images
+from pipeline.models import Classifier, load_model
+from pipeline.session import open_session, probabilities
+from serving.client import Client
+
+CLIENTS = 32
+BATCH = 64
+SAME = 1e-6  # a probability over HTTP is the offline one, printed and read back
+
+
+@dataclass(frozen=True)
+class Handover:
+    """One row: what answered, and how it compares with what it was made from."""
+
+    name: str
+    probabilities: Floats  # [N, K]
+    min_agreement: float  # with the row above, ties aside
+    max_difference: float  # of a probability from the row above
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A hand-over with its figures, and the breach if there is one."""
+
+    name: str
+    top1: float
+    agreement: float | None
+    difference: float | None
+    breach: str | None
+
+
+def verify(recipe: Recipe, made: dict[str, Artifact], images: Images, *, url: str) -> list[Verdict]:
+    """Ask everything that was made on the way for its answers to `images`; return a verdict for every hand-over."""
+    (chosen,) = made["choose"].manifest.models
+    base = chosen.removesuffix("int8").removesuffix("-") or "fp32"
+    rows = [Handover("PyTorch dense", torch_answers(load_model(made["train"], "dense"), images), 0, 1)]
+    if base != "fp32":
+        answers = torch_answers(load_model(made["compress"], base), images)
+        rows.append(Handover(f"PyTorch {base}", answers, 0, 1))
+    if chosen != base:
+        answers = torch_answers(load_model(made["compress"], chosen), images)
+        rows.append(Handover(f"PyTorch {chosen}", answers, 0, 1))
+    graph = made["choose"].file("model.onnx")
+    int8 = bool(made["choose"].manifest.models[chosen]["int8"])
+    session = open_session(graph)
+    offline = in_batches(images, lambda pixels: probabilities(session, pixels))
+    rows.append(
+        Handover(f"ONNX {chosen}", offline, recipe.export.min_agreement if int8 else 1.0, 1.0 if int8 else 1e-3)
+    )
+    served = served_answers(images.split, url=url, model=recipe.package.name, digest=sha256_file(graph))
+    rows.append(Handover("HTTP", served, 1.0, SAME))
+    return judge(rows, images.split.labels, budget=recipe.choose.budget)
+
+
+def judge(rows: Sequence[Handover], labels_N: Ints, *, budget: float) -> list[Verdict]:
+    """Return a verdict for each row; `budget` is how many points of top-1 may be lost against the first one."""
+
+    def top1(row: Handover) -> float:
+        return float((row.probabilities.argmax(1) == labels_N).mean())
+
+    dense = top1(rows[0])
+    verdicts = [Verdict(rows[0].name, dense, None, None, None)]
+    for before, row in pairwise(rows):
+        parity = compare(before.probabilities, row.probabilities)
+        lost = (dense - top1(row)) * 100
+        breach = None
+        if parity.agreement < row.min_agreement:
+            breach = f"agrees on {parity.agreement:.2%}, {row.min_agreement:.2%} are promised"
+        elif parity.max_difference > row.max_difference:
+            breach = f"differs by {parity.max_difference:.1e}, at most {row.max_difference:.0e} is promised"
+        elif lost > budget + 1e-9:
+            breach = f"lost {lost:.2f} points against dense, at most {budget:g} are promised"
+        verdicts.append(Verdict(row.name, top1(row), parity.agreement, parity.max_difference, breach))
+    return verdicts
+
+
+def torch_answers(model: Classifier, images: Images) -> Floats:
+    """Return probabilities float32 [N, K] from PyTorch."""
+    served = Served(model).eval()
+
+    def answer(pixels: NDArray[np.uint8]) -> Floats:
+        with torch.no_grad():
+            return np.asarray(served(torch.from_numpy(pixels)), np.float32)
+
+    return in_batches(images, answer)
+
+
+def in_batches(images: Images, answer: Callable[[NDArray[np.uint8]], Floats]) -> Floats:
+    """Return `answer` over all images, a batch at a time."""
+    starts = range(0, len(images), BATCH)
+    return np.concatenate([answer(images.batch(np.arange(s, min(s + BATCH, len(images))))) for s in starts])
+
+
+def served_answers(split: Split, *, url: str, model: str, digest: str) -> Floats:
+    """Send every image, as its encoded bytes, and return probabilities float32 [N, K].
+
+    Raises `PipelineError` when the endpoint serves another model than the one with this digest.
+    """
+    with Client(url, model=model) as client, ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda p: client.predict(split.encoded(p), top_k=1_000_000), range(len(split))))
+    if answers[0].digest != digest:
+        raise PipelineError(
+            f"{url} serves a model with digest {answers[0].digest[:12]}, not {digest[:12]}; run make stop serve"
+        )
+    rows = [[c.probability for c in sorted(answer.predictions, key=lambda c: c.index)] for answer in answers]
+    return np.array(rows, np.float32)
+
+
+def print_verdicts(verdicts: Sequence[Verdict], *, count: int) -> None:
+    """Print the table of hand-overs to stderr."""
+    table = Table(title=f"Hand-overs on {count} test images", title_justify="left")
+    for heading in ("answers from", "top-1", "agreement", "largest difference", ""):
+        table.add_column(heading, justify="left" if heading in ("answers from", "") else "right")
+    for v in verdicts:
+        table.add_row(
+            v.name,
+            f"{v.top1:.2%}",
+            "" if v.agreement is None else f"{v.agreement:.2%}",
+            "" if v.difference is None else f"{v.difference:.1e}",
+            v.breach or "ok",
+        )
+    Console(file=sys.stderr).print(table)
