@@ -116,7 +116,7 @@ def _json(value: object) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _run_archiver(work: Path, *, name: str, version: str) -> Path:

@@ -2,6 +2,7 @@ import base64
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,9 @@ def test_the_only_image_of_a_request_is_refused_without_a_position(loaded: Handl
     assert send(loaded, png("red")[:50]).bodies[0]["error"]["message"].startswith("the PNG image is damaged")
 
 
-def test_a_batch_without_any_image_is_answered(loaded: Handler) -> None:
+def test_a_batch_without_any_image_is_answered_without_a_run(loaded: Handler, caplog: pytest.LogCaptureFixture) -> None:
     assert send(loaded, b"", b"x").statuses == [400, 415]
+    assert caplog.records == []
 
 
 def test_an_image_gets_the_same_bits_alone_and_in_company(loaded: Handler) -> None:
@@ -206,6 +208,13 @@ def test_top_k_is_clamped_to_the_classes(loaded: Handler, top_k: str | None, cou
         (item["probability"] for item in predictions), reverse=True
     )
     assert all(item["label"] == LABELS[item["index"]] for item in predictions)
+
+
+def test_each_row_has_its_own_top_k(loaded: Handler) -> None:
+    context = FakeContext(Path(), headers=[{"x-top-k": "1"}, {}, {"x-top-k": "0"}])
+    answers = Answers(loaded, [{"body": png("red")}] * 3, context)
+    assert answers.statuses == [200, 200, 400]
+    assert [len(body["predictions"]) for body in answers.bodies[:2]] == [1, 5]
 
 
 @pytest.mark.parametrize("top_k", ["0", "-1", "many"])
@@ -290,8 +299,25 @@ def test_nothing_is_logged_for_requests_good_or_bad(loaded: Handler, caplog: pyt
 
 def test_equal_probabilities_are_ranked_by_index(loaded: Handler) -> None:
     assert loaded._model is not None
-    ranked = rank(loaded._model, np.full(len(LABELS), 1 / 8, np.float32), top_k=3)
-    assert [item["index"] for item in ranked] == [0, 1, 2]
+    many = replace(loaded._model, labels=tuple(str(k) for k in range(100)))
+    ranked = rank(many, np.full(100, 1 / 100, np.float32), top_k=100)
+    assert [item["index"] for item in ranked] == list(range(100))
+
+
+@pytest.mark.parametrize("gpu_id", [None, 0, 3])
+def test_the_gpu_that_torchserve_assigns_is_the_one_that_is_opened(
+    monkeypatch: pytest.MonkeyPatch, gpu_id: int | None
+) -> None:
+    asked: list[tuple[Path, int | None]] = []
+
+    def record(directory: Path, *, gpu_id: int | None) -> None:
+        asked.append((directory, gpu_id))
+
+    monkeypatch.setattr("serving.worker.handler.load_model", record)
+    context = FakeContext(Path("unpacked"))
+    context.system_properties["gpu_id"] = gpu_id
+    Handler().initialize(context)
+    assert asked == [(Path("unpacked"), gpu_id)]
 
 
 def test_a_probability_is_the_very_float_that_the_graph_gave(loaded: Handler) -> None:

@@ -171,11 +171,13 @@ class SessionWithoutCuda:
 
 
 def test_a_gpu_that_cannot_be_used_is_refused(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preloaded: list[bool] = []
     monkeypatch.setattr(onnxruntime, "InferenceSession", SessionWithoutCuda)
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: preloaded.append(True))
     with pytest.raises(PackageError, match="GPU 1 was asked for, but CUDA cannot be used"):
         open_session(packed / "model.onnx", gpu_id=1)
     assert SessionWithoutCuda.asked == [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]
+    assert preloaded == [True]
 
 
 def test_without_a_gpu_id_only_the_cpu_is_asked_for(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

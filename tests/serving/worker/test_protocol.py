@@ -103,7 +103,8 @@ def test_a_list_keeps_its_order() -> None:
 def test_a_wrong_item_of_a_list_is_named_by_its_position() -> None:
     assert str(refused(dumps([TEXT, "###"]))) == '"images[1]" is not base64'
     assert str(refused(dumps([TEXT, 3]))) == '"images[1]" must be a string of base64'
-    assert "images[1]" in str(refused(dumps([TEXT, {"picture": TEXT}])))
+    for item in ({"picture": TEXT}, {"image": TEXT, "picture": TEXT}):
+        assert "images[1] must be" in str(refused(dumps([TEXT, item])))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,19 @@ def test_what_holds_no_image_is_the_clients_fault_and_is_found_at_once(body: byt
     assert time.process_time() - begin < 0.2
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"image": "YQ==", "top_k": NaN}',
+        b'{"image": "YQ==", "top_k": 1, "top_k": 2}',
+        b'{"images": "YQ=="}',
+        b'{"image": "YQ==", "other": 1}',
+    ],
+)
+def test_json_is_read_strictly(body: bytes) -> None:
+    assert refused(body).code == "bad_json"
+
+
 @pytest.mark.parametrize("value", [None, 123, 1.5, True, [], {}, [None], [[TEXT]], {"image": {}}, "###"])
 def test_decoded_json_without_an_image_is_refused(value: Any) -> None:
     assert refused(value).status == 400
@@ -169,7 +183,7 @@ def test_a_compressed_body_is_named() -> None:
         'form-data; name="data"; filename="图片 ü.png"',
         "form-data; name=\"data\"; filename*=UTF-8''%E5%9B%BE%E7%89%87.png",
         'form-data; name="data"; filename="a; name=top_k; b.png"',
-        'form-data; filename="quote \\" in it.png"; name=data',
+        'form-data; filename="quote\\"; name=top_k; in it.png"; name=data',
         "form-data",
     ],
 )
@@ -195,6 +209,25 @@ def test_the_text_fields_of_a_form_are_options_and_no_images() -> None:
     request = read_request({"body": body})
     assert request.images == (PNG,)
     assert request.top_k == 2
+
+
+def test_every_file_of_a_form_counts_even_when_it_is_no_image() -> None:
+    for filename in ('filename="notes.txt"', "filename*=UTF-8''n%C3%B6tes.txt"):
+        body = form(('form-data; name="a"; filename="x.png"', PNG), (f'form-data; name="b"; {filename}', b"notes"))
+        assert images(body) == [PNG, b"notes"]
+
+
+def test_an_image_without_a_file_name_counts_and_text_beside_it_does_not() -> None:
+    assert images(form(('form-data; name="a"', PNG), ('form-data; name="b"', b"notes"))) == [PNG]
+
+
+def test_a_form_with_nothing_but_text_is_left_to_the_decoder() -> None:
+    assert images(form(('form-data; name="top_k"', b"2"), ('form-data; name="b"', b"notes"))) == [b"notes"]
+
+
+def test_a_form_that_ends_early_is_not_answered_for_the_parts_that_arrived() -> None:
+    name = 'form-data; name="data"; filename="x.png"'
+    assert refused(form((name, PNG), (name, PNG_2))[:-20]).code == "bad_form"
 
 
 def test_an_image_that_holds_line_breaks_and_dashes_leaves_a_form_unchanged() -> None:
@@ -304,7 +337,7 @@ def test_no_error_repeats_what_was_sent(body: bytes) -> None:
 def test_each_kind_of_bad_image_has_its_status(error: BadImage, status: int, code: str) -> None:
     alone = refuse_image(error, None)
     assert (alone.status, alone.code, str(alone)) == (status, code, "x")
-    assert str(refuse_image(error, 2)) == "images[2]: x"
+    assert [str(refuse_image(error, position)) for position in (0, 2)] == ["images[0]: x", "images[2]: x"]
 
 
 def test_an_error_is_one_json_object() -> None:
