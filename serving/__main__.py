@@ -9,20 +9,19 @@ replica, watchdog   what supervisord runs inside a stack
 """
 
 import argparse
-import hashlib
 import json
 import shlex
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
 from serving import logs, replica, rundir, stack, watchdog
+from serving.archive import verify_archive
 from serving.client import Client
 from serving.errors import ServingError, StackError, UserError
-from serving.stack import Archive
+from serving.stack import Options
 from serving.status import status, table
 
 DEFAULT_PORT = 8080
@@ -89,19 +88,6 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def identify(mar: Path) -> Archive:
-    """Return what `mar` serves; raises UserError when it is missing or no archive."""
-    if not mar.is_file():
-        raise UserError(f"no archive at {mar}; build one with: make package")
-    try:
-        with zipfile.ZipFile(mar) as opened:
-            manifest = json.loads(opened.read("MAR-INF/MANIFEST.json"))
-            model = manifest["model"]
-        return Archive(mar, model["modelName"], model["modelVersion"], hashlib.sha256(mar.read_bytes()).hexdigest())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{mar} is not a readable archive ({error}); build it again with: make package") from error
-
-
 def image_file(path: Path) -> Path:
     """Return `path`; raises UserError when there is no such file."""
     if not path.is_file():
@@ -113,13 +99,16 @@ def start(options: argparse.Namespace) -> None:
     """Start, send the demo image, and say how to go on."""
     image = image_file(options.image) if options.image else None
     started, fresh = stack.start(
-        identify(options.mar), port=options.port, replicas=options.replicas, workers=options.workers, say=print
+        verify_archive(options.mar),
+        port=options.port,
+        options=Options(replicas=options.replicas, workers=options.workers),
+        say=lambda line: print(line, flush=True),
     )
     model, topology = started.model, started.topology
     if not fresh:
-        print(f"already running: {model.name} {model.version} ({model.digest[:12]}) at {topology.url}")
+        print(f"already running: {model.name} {model.version} ({model.graph_digest[:12]}) at {topology.url}")
         return
-    print(f"serving {model.name} {model.version} ({model.digest[:12]}) at {topology.url}")
+    print(f"serving {model.name} {model.version} ({model.graph_digest[:12]}) at {topology.url}")
     print(f"{len(topology.replicas)} replicas, {topology.workers} workers, {topology.intra_op_threads} thread each")
     if image:
         predict(options)

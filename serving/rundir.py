@@ -20,6 +20,7 @@ class Model(Frozen):
     name: str
     version: str
     digest: str  # sha256 of the .mar file
+    graph_digest: str  # sha256 of the ONNX file in it, which every answer carries
     archive: Path  # our copy, below the run directory
 
 

@@ -1,30 +1,24 @@
 """Start and stop a whole stack: the order of things, and what happens when one of them fails."""
 
 import fcntl
+import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+
+from pydantic import Field
 
 from serving import haproxy, host, rundir, torchserve
+from serving.archive import ArchiveInfo
 from serving.errors import StackError, UserError
 from serving.rundir import Model, ReplicaState, Stack
 from serving.supervisor import Supervisor, config
 from serving.supervisor import start as start_supervisor
-from serving.topology import Limits, Timeouts, Topology, Watch, plan
+from serving.topology import Frozen, Limits, Timeouts, Topology, Watch, plan
 
 Say = Callable[[str], None]
-
-
-class Archive(NamedTuple):
-    """A .mar file that was found good: what it serves, and the sha256 of the file."""
-
-    path: Path
-    name: str
-    version: str
-    digest: str
 
 
 def running(port: int) -> Stack | None:
@@ -33,17 +27,17 @@ def running(port: int) -> Stack | None:
     return stack if stack and Supervisor(stack.topology, timeout_s=5).alive() else None
 
 
-def start(
-    archive: Archive,
-    *,
-    port: int,
-    replicas: int,
-    workers: int | None,
-    say: Say,
-    limits: Limits | None = None,
-    timeouts: Timeouts | None = None,
-    watch: Watch | None = None,
-) -> tuple[Stack, bool]:
+class Options(Frozen):
+    """The shape of a stack, apart from what it serves and where."""
+
+    replicas: int = Field(default=2, gt=0)
+    workers: int | None = Field(default=None, gt=0)  # over all replicas; None: one per CPU, as far as memory allows
+    limits: Limits = Limits()
+    timeouts: Timeouts = Timeouts()
+    watch: Watch = Watch()
+
+
+def start(archive: ArchiveInfo, *, port: int, options: Options, say: Say) -> tuple[Stack, bool]:
     """Serve `archive` on `port` and return once every replica is ready; False when it already was.
 
     Raises UserError, before anything is started, for whatever the caller can mend, and StackError, after everything is
@@ -53,40 +47,58 @@ def start(
     rundir.prepare(run_dir)
     with _lock(run_dir):
         if stack := running(port):
-            if stack.model.digest != archive.digest:
-                raise UserError(
-                    f"port {port} already serves another archive ({stack.model.name} {stack.model.digest[:12]}); "
-                    f"stop it first: python -m serving stop --port {port}"
-                )
+            _require_same(stack, archive)
             return stack, False
-        java, java_major = host.find_java()
-        binary = host.find_haproxy()
-        total = host.default_workers(replicas=replicas) if workers is None else workers
-        topology = plan(
-            run_dir=run_dir, port=port, replicas=replicas, workers=total, limits=limits, timeouts=timeouts, watch=watch
-        )
+        stack = _describe(archive, run_dir=run_dir, port=port, options=options)
         host.sweep(run_dir)
         host.require_free_port(port)
-        if replicas > host.available_cpus():
-            say(f"warning: {replicas} replicas share {host.available_cpus()} CPUs; they add availability, not speed")
-        _clear(run_dir)
-        model = Model(
-            name=archive.name,
-            version=archive.version,
-            digest=archive.digest,
-            archive=run_dir / "archives" / f"{archive.name}.mar",
-        )
-        stack = Stack(
-            topology=topology, model=model, java=java, java_major=java_major, haproxy=binary, started_at=time.time()
-        )
-        _write_files(stack, archive.path)
+        cpus = host.available_cpus()
+        if options.replicas > cpus:
+            say(f"warning: {options.replicas} replicas share {cpus} CPUs; they add availability, not speed")
+        _write_files(stack, archive)
         try:
             start_supervisor(stack)
             wait_until_ready(stack, say=say)
         except BaseException:
-            _end(topology, drain=False)
+            _end(stack.topology, drain=False)
             raise
     return stack, True
+
+
+def _require_same(stack: Stack, archive: ArchiveInfo) -> None:
+    port, model = stack.topology.port, stack.model
+    if model.digest != archive.digest:
+        raise UserError(
+            f"port {port} already serves another archive ({model.name} {model.version}, {model.graph_digest[:12]}); "
+            f"stop it first: python -m serving stop --port {port}"
+        )
+
+
+def _describe(archive: ArchiveInfo, *, run_dir: Path, port: int, options: Options) -> Stack:
+    """Decide everything about a stack; raises UserError when this machine lacks something."""
+    java, java_major = host.find_java()
+    return Stack(
+        topology=plan(
+            run_dir=run_dir,
+            port=port,
+            replicas=options.replicas,
+            workers=options.workers or host.default_workers(replicas=options.replicas),
+            limits=options.limits,
+            timeouts=options.timeouts,
+            watch=options.watch,
+        ),
+        model=Model(
+            name=archive.name,
+            version=archive.version,
+            digest=archive.digest,
+            graph_digest=archive.graph_digest,
+            archive=run_dir / "archives" / f"{archive.name}.mar",
+        ),
+        java=java,
+        java_major=java_major,
+        haproxy=host.find_haproxy(),
+        started_at=time.time(),
+    )
 
 
 @contextmanager
@@ -107,14 +119,19 @@ def _clear(run_dir: Path, *, keep: str = "") -> None:
             entry.unlink()
 
 
-def _write_files(stack: Stack, mar: Path) -> None:
+def _write_files(stack: Stack, archive: ArchiveInfo) -> None:
     topology = stack.topology
+    _clear(topology.run_dir)
     for folder in (topology.logs, stack.model.archive.parent, *(replica.directory for replica in topology.replicas)):
         folder.mkdir(mode=0o700)
-    shutil.copyfile(mar, stack.model.archive)
-    rundir.write(topology.run_dir / "stack.json", stack)
+    # A copy: what a later build writes to the same path must not reach a replica that restarts.
+    shutil.copyfile(archive.path, stack.model.archive)
+    with stack.model.archive.open("rb") as stream:
+        if hashlib.file_digest(stream, "sha256").hexdigest() != archive.digest:
+            raise UserError(f"{archive.path} changed while it was read; start again")
     haproxy.write(topology, stack.model, binary=stack.haproxy)
     (topology.run_dir / "supervisord.conf").write_text(config(topology, haproxy=stack.haproxy))
+    rundir.write(topology.run_dir / "stack.json", stack)
 
 
 def wait_until_ready(stack: Stack, *, say: Say) -> None:

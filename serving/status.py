@@ -39,7 +39,8 @@ class StackStatus(Frozen):
     state: Literal["ready", "degraded", "down"]
     model: str
     version: str
-    digest: str
+    digest: str  # of the ONNX file, as in every answer
+    archive_digest: str
     uptime_s: float
     replicas: tuple[ReplicaStatus, ...]
 
@@ -61,7 +62,8 @@ def status(stack: Stack) -> StackStatus:
         state="ready" if ready == len(replicas) else "degraded" if ready else "down",
         model=stack.model.name,
         version=stack.model.version,
-        digest=stack.model.digest,
+        digest=stack.model.graph_digest,
+        archive_digest=stack.model.digest,
         uptime_s=round(time.time() - stack.started_at, 1),
         replicas=replicas,
     )

@@ -65,7 +65,9 @@ class _UnixTransport(xmlrpc.client.Transport):
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:
         """Ignore `host`: there is only the socket."""
-        return UnixConnection(self._path, timeout_s=self._timeout_s)
+        connection = UnixConnection(self._path, timeout_s=self._timeout_s)
+        self._connection = host, connection  # what close() closes
+        return connection
 
 
 class Supervisor:

@@ -63,6 +63,9 @@ class Watch(Frozen):
     window_s: float = Field(default=300.0, gt=0)
 
 
+DEFAULT_LIMITS, DEFAULT_TIMEOUTS, DEFAULT_WATCH = Limits(), Timeouts(), Watch()
+
+
 class Replica(Frozen):
     """One TorchServe process with everything it owns below one directory."""
 
@@ -113,9 +116,9 @@ class Topology(Frozen):
     port: int = Field(ge=1, le=65535)
     replicas: tuple[Replica, ...] = Field(min_length=1)
     intra_op_threads: int = Field(default=1, gt=0)
-    limits: Limits = Limits()
-    timeouts: Timeouts = Timeouts()
-    watch: Watch = Watch()
+    limits: Limits
+    timeouts: Timeouts
+    watch: Watch
 
     @property
     def url(self) -> str:
@@ -163,9 +166,9 @@ def plan(
     port: int,
     replicas: int,
     workers: int,
-    limits: Limits | None = None,
-    timeouts: Timeouts | None = None,
-    watch: Watch | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    watch: Watch = DEFAULT_WATCH,
 ) -> Topology:
     """Describe a stack of `replicas` that share `workers` worker processes (at least one each).
 
@@ -178,9 +181,9 @@ def plan(
         replicas=tuple(
             Replica(index=index, workers=share, directory=run_dir / f"r{index}") for index, share in enumerate(shares)
         ),
-        limits=limits or Limits(),
-        timeouts=timeouts or Timeouts(),
-        watch=watch or Watch(),
+        limits=limits,
+        timeouts=timeouts,
+        watch=watch,
     )
     longest = topology.replicas[-1].temp / ".ts.sock.90000"
     if len(str(longest).encode()) > MAX_SOCKET_PATH_BYTES:

@@ -22,7 +22,6 @@ JAVA_FLAGS = (
     "-Xms64m",
     "-Xmx512m",
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=4",
     "-XX:+ExitOnOutOfMemoryError",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
 )

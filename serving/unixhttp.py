@@ -20,7 +20,11 @@ class UnixConnection(http.client.HTTPConnection):
         """Connect to the socket file; raises OSError (also on timeout)."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self.path))
+        try:
+            self.sock.connect(str(self.path))
+        except OSError:
+            self.close()
+            raise
 
 
 class Reply(NamedTuple):
