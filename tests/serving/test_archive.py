@@ -53,6 +53,7 @@ def test_a_good_archive_says_what_it_serves(archive: Path) -> None:
         (lambda contents: contents.update({"../escape.py": b""}), "../escape.py was added"),
         (lambda contents: edited(contents, "package.json", schema=99), "schema 99, schema 1 is needed"),
         (lambda contents: edited(contents, "package.json", name="other"), "name different models"),
+        (lambda contents: edited(contents, "package.json", version="9"), "name different models"),
         (lambda contents: edited(contents, "package.json", files={}), "does not list golden.json, model.onnx"),
         (lambda contents: contents.update({"package.json": b"{"}), "not a readable archive"),
     ],

@@ -183,7 +183,7 @@ def test_a_compressed_body_is_named() -> None:
         'form-data; name="data"; filename="图片 ü.png"',
         "form-data; name=\"data\"; filename*=UTF-8''%E5%9B%BE%E7%89%87.png",
         'form-data; name="data"; filename="a; name=top_k; b.png"',
-        'form-data; filename="quote\\"; name=top_k; in it.png"; name=data',
+        'form-data; name=data; filename="quote\\"; name=top_k; in it.png"',
         "form-data",
     ],
 )
