@@ -4,9 +4,9 @@ Accepted: the bytes of an image; multipart/form-data with one or several images;
 `{"image": ...}`, `{"images": [...]}` or a list of strings or of `{"image": ...}`. JSON and forms arrive as raw bytes
 behind our balancer and already taken apart on a plain TorchServe. No message repeats any part of a request.
 
-Errors are `{"error": {"code": ..., "message": ...}}`: 400 no_image, bad_image, bad_json, bad_base64, bad_form, bad_top_k;
-413 too_many_images, image_too_large; 415 unsupported_image, compressed_body; 500 non_finite_output, internal_error;
-503 out_of_memory. `top_k` beyond the number of classes means all of them.
+Errors are `{"error": {"code": ..., "message": ...}}`: 400 no_image, bad_image, bad_json, bad_base64, bad_form,
+bad_top_k; 413 too_many_images, image_too_large; 415 unsupported_image, compressed_body; 500 non_finite_output,
+internal_error; 503 out_of_memory. `top_k` beyond the number of classes means all of them.
 """
 
 import base64
