@@ -5,11 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.errors import PipelineError
+from pipeline.names import validate_name
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"  # torch-model-archiver's rule
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -40,6 +49,7 @@ class DataConfig(Section):
     background: Annotated[tuple[int, int, int], BeforeValidator(_split_commas)] = Field(
         (0, 0, 0), description="transparent pixels are laid on this colour"
     )
+    max_pixels: int = Field(50_000_000, ge=1, description="larger images are refused, in training and in serving")
     validation: float = Field(0.15, gt=0, lt=0.5, description="share of the training images, where no split is given")
     test: float = Field(0.15, gt=0, lt=0.5, description="share of the training images, where no split is given")
     split_seed: int = Field(0, description="which images go into which split")
@@ -141,9 +151,14 @@ class ChooseConfig(Section):
 class PackageConfig(Section):
     """What the archive is called."""
 
-    name: str = Field(pattern=NAME, description="the model's name in the URL")
-    version: str = Field("1.0", pattern=NAME)
+    name: str = Field(description="the model's name in the URL")
+    version: str = "1.0"
     golden: int = Field(8, ge=1, description="golden images, answered at every start of a worker")
+
+    @field_validator("name", "version")
+    @classmethod
+    def _archiver_takes_it(cls, value: str, info: ValidationInfo) -> str:
+        return validate_name(value, field=f"package.{info.field_name}")
 
 
 class Recipe(Section):

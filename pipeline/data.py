@@ -151,6 +151,7 @@ def preprocessing_of(config: DataConfig) -> Preprocessing:
         channels=config.channels,
         resize=config.shorter_side,
         background=config.background,
+        max_pixels=config.max_pixels,
     )
 
 

@@ -13,9 +13,17 @@ from pipeline.config import ChooseConfig
 def row(name: str, top1: float, cost_ms: float, *, size_bytes: int = 1000, low: float | None = None) -> Candidate:
     speedup = 1.0 / cost_ms
     return Candidate(
-        name=name, val_top1=top1, val_images=100, size_bytes=size_bytes, cost_ms=cost_ms, cost_spread_ms=0.01, speedup=speedup,
-        speedup_low=speedup if low is None else low, speedup_high=speedup, first_call_ms=1.0,
-    )  # fmt: skip
+        name=name,
+        val_top1=top1,
+        val_images=100,
+        size_bytes=size_bytes,
+        cost_ms=cost_ms,
+        cost_spread_ms=0.01,
+        speedup=speedup,
+        speedup_low=speedup if low is None else low,
+        speedup_high=speedup,
+        first_call_ms=1.0,
+    )
 
 
 DENSE = row("fp32", 0.990, 1.0)

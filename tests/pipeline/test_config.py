@@ -40,7 +40,7 @@ def test_recipe_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         (["--data.resize", "8"], r"data\.resize = 8 is smaller than the crop"),
         (["--train.epochs"], r"--train\.epochs has no value"),
         (["epochs=3"], r"'epochs=3' is not understood; an override reads --section\.field value"),
-        (["--package.name", "my model"], r"package\.name = 'my model': string should match pattern"),
+        (["--package.name", "my model"], r"package\.name = 'my model' cannot be used; use A-Z"),
         (["--package.name", "-x"], r"package\.name = '-x'"),
         (["--package.name="], r"package\.name = ''"),
         (["--package.version", "1.0 beta"], r"package\.version = '1\.0 beta'"),
@@ -54,7 +54,7 @@ def test_wrong_value_gets_one_line_that_names_it(overrides: list[str], message: 
 
 
 def test_unknown_recipe_lists_those_that_there_are() -> None:
-    with pytest.raises(PipelineError, match="recipe 'digit' not found; .* cifar10, digits, imagefolder"):
+    with pytest.raises(PipelineError, match=r"recipe 'digit' not found; .* cifar10, digits, imagefolder"):
         load_recipe("digit")
 
 

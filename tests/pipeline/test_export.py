@@ -109,7 +109,7 @@ def test_one_wrong_bias_in_the_graph_fails_parity(tmp_path: Path, images: Images
     wrong[0] += 3
     bias.CopyFrom(numpy_helper.from_array(wrong, bias.name))
     onnx.save(graph, path)
-    with pytest.raises(PipelineError, match="candidate fp32: the ONNX graph agrees with PyTorch on .* Worst: image"):
+    with pytest.raises(PipelineError, match=r"candidate fp32: the ONNX graph agrees with PyTorch on .* Worst: image"):
         check_parity(model, path, images, min_agreement=1.0, name="fp32")
 
 

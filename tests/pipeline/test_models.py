@@ -55,8 +55,8 @@ def test_pixels_are_normalised_by_the_numbers_of_the_spec() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "resnet1000"}, "model.name = 'resnet1000' is neither one of simple_cnn"),
-        ({"name": "nowhere:net"}, "model.name = 'nowhere:net': No module named 'nowhere'"),
+        ({"name": "resnet1000"}, r"model\.name = 'resnet1000' is neither one of simple_cnn"),
+        ({"name": "nowhere:net"}, r"model\.name = 'nowhere:net': No module named 'nowhere'"),
         ({"name": "pipeline.models:nothing"}, "has no attribute 'nothing'"),
         ({"name": "builtins:dict"}, "returned dict, not a torch.nn.Module"),
         ({"name": "lenet", "height": 12}, "lenet takes images of 16x16 or more, not 12x28; raise data.height"),

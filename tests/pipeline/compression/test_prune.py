@@ -88,5 +88,5 @@ def test_same_network_is_pruned_the_same_way() -> None:
 
 
 def test_network_that_the_library_cannot_follow_is_refused_by_name() -> None:
-    with pytest.raises(PipelineError, match="model.name = 'shufflenet_v2_x0_5' cannot be pruned"):
+    with pytest.raises(PipelineError, match=r"model\.name = 'shufflenet_v2_x0_5' cannot be pruned"):
         halved(model("shufflenet_v2_x0_5", 32))

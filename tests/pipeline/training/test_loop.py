@@ -1,0 +1,156 @@
+"""The loop on one process: exact counts, resuming that changes nothing, and a stop on a loss that is not finite."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.data import Arrays, Split
+from pipeline.errors import PipelineError
+from pipeline.loader import Images, Sampling, open_images
+from pipeline.models import Classifier, ModelSpec, build
+from pipeline.training.checkpoint import latest_step
+from pipeline.training.group import Group, average_buffers
+from pipeline.training.loop import DistillObjective, LabelObjective, Schedule, evaluate, fit
+from pipeline.training.optim import build_optimizer
+from pipeline.training.parallel import DataParallel
+from serving.worker.preprocess import Preprocessing
+
+SIZE = 16
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield Group(0, 1, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Images:
+    """40 images of two classes: dark and bright."""
+    labels = np.arange(40) % 2
+    noise = np.random.default_rng(0).integers(0, 60, (40, SIZE, SIZE))
+    pixels = (noise + 150 * labels[:, None, None]).astype(np.uint8)
+    split = Split(Arrays(pixels), np.arange(40), labels.astype(np.int64), "stripes")
+    return open_images(split, Preprocessing(height=SIZE, width=SIZE, channels=1, resize=SIZE), cache=tmp_path)
+
+
+def network(dropout: float = 0.0, name: str = "lenet") -> Classifier:
+    torch.manual_seed(0)
+    return build(
+        ModelSpec(
+            name=name, num_classes=2, channels=1, height=SIZE, width=SIZE, mean=(0.4,), std=(0.3,), dropout=dropout
+        )
+    )
+
+
+def train(
+    model: Classifier,
+    images: Images,
+    group: Group,
+    folder: Path,
+    *,
+    epochs: int = 3,
+    accumulate: int = 1,
+    checkpoint_steps: int = 2,
+    lr: float = 0.05,
+) -> None:
+    plan = DataParallel(model, group, LabelObjective(), accumulate=accumulate, bf16=False, channels_last=True)
+    fit(
+        plan,
+        build_optimizer(model, name="sgd", lr=lr, momentum=0.9, weight_decay=0.0),
+        images,
+        images,
+        sampling=Sampling(batch_size=8, seed=0, augment=("crop",), padding=1),
+        schedule=Schedule(epochs=epochs, lr=lr, kind="constant", warmup_epochs=0, checkpoint_steps=checkpoint_steps),
+        group=group,
+        resume=folder / "resume",
+        telemetry=folder / "log",
+        title="train",
+    )
+
+
+def weights(model: Classifier) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_training_learns_and_is_recorded(images: Images, group: Group, tmp_path: Path) -> None:
+    model = network()
+    train(model, images, group, tmp_path)
+    assert evaluate(model, images, group=group).top1 == 1.0
+    lines = [json.loads(line) for line in (tmp_path / "log" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert list((tmp_path / "log").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("killed_after", [3, 5, 11])
+def test_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(
+    images: Images, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int
+) -> None:
+    straight = network(dropout=0.5, name="lenet")
+    train(straight, images, group, tmp_path / "straight")
+
+    steps = 0
+    original = DataParallel.forward_backward
+
+    def dies(self: DataParallel, *arguments: torch.Tensor, global_size: int) -> torch.Tensor:
+        nonlocal steps
+        steps += 1
+        if steps > killed_after:
+            raise KeyboardInterrupt
+        return original(self, *arguments, global_size=global_size)
+
+    monkeypatch.setattr(DataParallel, "forward_backward", dies)
+    with pytest.raises(KeyboardInterrupt):
+        train(network(dropout=0.5), images, group, tmp_path / "killed")
+    monkeypatch.undo()
+    resumed = network(dropout=0.5)
+    assert latest_step(tmp_path / "killed" / "resume") == killed_after // 2 * 2
+    train(resumed, images, group, tmp_path / "killed")
+    assert torch.equal(weights(straight), weights(resumed))
+
+
+def test_half_written_checkpoint_is_not_loaded(images: Images, group: Group, tmp_path: Path) -> None:
+    (tmp_path / "resume" / "step-8.partial").mkdir(parents=True)
+    assert latest_step(tmp_path / "resume") == 0
+
+
+def test_accumulation_gives_the_gradients_of_the_whole_batch(images: Images, group: Group, tmp_path: Path) -> None:
+    whole, parts = network(), network()
+    train(whole, images, group, tmp_path / "whole", epochs=1)
+    train(parts, images, group, tmp_path / "parts", epochs=1, accumulate=4)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-6)
+
+
+def test_loss_that_is_not_finite_stops_with_step_and_images(images: Images, group: Group, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"the loss is (nan|inf) at step \d+ \(process 0 had images \[") as caught:
+        train(network(), images, group, tmp_path, lr=1e30)
+    assert caught.value.exit_status == 1
+
+
+def test_teacher_alone_decides_when_the_recipe_says_so() -> None:
+    teacher, student = network(), network()
+    objective = DistillObjective(teacher.eval(), weight=1.0, temperature=2.0)
+    pixels = torch.randint(0, 256, (4, SIZE, SIZE, 1), dtype=torch.uint8)
+    for labels in (torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)):
+        losses = objective(student.eval(), pixels, labels)
+        assert torch.equal(losses, objective(student, pixels, 1 - labels))
+
+
+def test_buffers_become_the_mean_over_processes(group: Group) -> None:
+    model = network(name="resnet20")
+    before = model.net.state_dict()["bn.running_mean"].clone()
+    average_buffers(model, group=group)
+    assert torch.equal(model.net.state_dict()["bn.running_mean"], before)
