@@ -61,13 +61,17 @@ def error_file(status: int) -> str:
     )
 
 
+def too_large_body(topology: Topology) -> str:
+    """Return the body of the 413 that states the limit."""
+    return error_body(ERRORS[413][0], f"the body is larger than the limit of {topology.limits.body_bytes} bytes")
+
+
 def config(topology: Topology, model: Model) -> str:
     """Return haproxy.cfg."""
 
     def text(status: int, message: str, *, code: str = "") -> str:
         return shlex.quote(error_body(code or ERRORS[status][0], message))
 
-    limit = f"{topology.limits.body_bytes} bytes"
     return render(
         "haproxy.cfg.j2",
         topology=topology,
@@ -82,7 +86,7 @@ def config(topology: Topology, model: Model) -> str:
         only_get=text(405, "this path answers GET and HEAD"),
         only_post=text(405, "send the image with POST or PUT"),
         not_ready=text(503, "no replica is ready; try again later", code="not_ready"),
-        too_large=text(413, f"the body is larger than the limit of {limit}"),
+        too_large=shlex.quote(too_large_body(topology)),
         overloaded=text(503, "there is no room for this request now; try again later", code="overloaded"),
         worker_lost=text(
             503, "the worker died or took too long; sending the request again is safe", code="worker_lost"
@@ -116,6 +120,8 @@ def write(topology: Topology, model: Model, *, binary: Path) -> None:
     for status in ERRORS:
         (folder / f"{status}.http").write_text(error_file(status), newline="")
     (topology.run_dir / "server-state").write_text(server_state(topology))
+    refusal = render("refuse.lua.j2", body_bytes=topology.limits.body_bytes, too_large=too_large_body(topology))
+    (topology.run_dir / "refuse.lua").write_text(refusal)
     path = topology.run_dir / "haproxy.cfg"
     path.write_text(config(topology, model))
     result = subprocess.run([binary, "-c", "-f", path], capture_output=True, text=True, check=False)

@@ -19,7 +19,7 @@ from serving.archive import ArchiveInfo
 from serving.rundir import Stack
 from serving.stack import Options
 
-# A body "sleep S" takes S seconds, "exit" ends the worker; anything else is answered with its length and batch size.
+# A body "sleep S" takes S seconds, "exit" ends the worker; anything else is answered with what arrived.
 OBEDIENT = """
 import json, os, time
 
@@ -27,14 +27,15 @@ def handle(data, context):
     if data is None:
         return None
     answers = []
-    for row in data:
+    for index, row in enumerate(data):
         body = bytes(row.get("body") or b"")
         words = body.split(None, 2)
         if words[:1] == [b"exit"]:
             os._exit(3)
         if words[:1] == [b"sleep"]:
             time.sleep(float(words[1]))
-        answers.append(json.dumps({"length": len(body), "batch": len(data)}).encode())
+        seen = {key.lower(): value for key, value in context.get_all_request_header(index).items() if key != "body"}
+        answers.append(json.dumps({"length": len(body), "batch": len(data), "headers": seen}).encode())
     return answers
 """
 BROKEN = """

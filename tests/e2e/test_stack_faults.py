@@ -101,6 +101,16 @@ def typed(answer: Answer) -> bool:
     return answer.status in (500, 502, 503, 504) and set(json.loads(answer.body)["error"]) == {"code", "message"}
 
 
+def test_nothing_but_the_body_and_what_describes_it_is_passed_on(stub: Stack) -> None:
+    headers = {"Cookie": "secret", "Authorization": "Bearer x", "X-Top-K": "9", "Content-Type": "image/png"}
+    response = httpx.post(
+        f"{stub.topology.url}/predictions/stub?top_k=3", content=b"hello", headers=headers, trust_env=False
+    )
+    passed = response.json()["headers"]
+    assert passed.keys() - {"explain", "url_path"} == {"content-length", "content-type", "x-top-k"}
+    assert (passed["content-type"], passed["x-top-k"]) == ("application/octet-stream", "3")
+
+
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["small", "large"])
 def test_killed_jvm_costs_at_most_what_it_was_working_on_and_comes_back(stub: Stack, body: bytes) -> None:
     wait_for(lambda: all_ready(stub), seconds=60)

@@ -7,7 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from serving import host, rundir, stack, torchserve
+from serving import haproxy, host, rundir, stack, torchserve
 from serving.archive import verify_archive
 from serving.client import Client
 from serving.rundir import Stack
@@ -161,6 +164,15 @@ def test_body_at_the_limit_passes_and_one_byte_more_is_413_stating_the_limit(col
                 assert str(10 * MIB) in response.text
 
 
+def test_client_that_sends_everything_before_it_reads_still_sees_the_413(colour: Served) -> None:
+    request = urllib.request.Request(url(colour), data=b"\0" * (12 * MIB))
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30)
+    with caught.value:
+        assert caught.value.code == 413
+        assert json.loads(caught.value.read())["error"]["code"] == "body_too_large"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
@@ -221,16 +233,22 @@ def test_only_the_balancer_listens_beyond_loopback_sockets_of_the_jvms(colour: S
     assert {(name, port) for name, _, port in listening if name != "java"} == {("haproxy", colour.port)}
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_stop_answers_what_is_in_flight_and_leaves_no_process_socket_or_port(tmp_path: Path) -> None:
     with served(stub_archive(tmp_path), Options(replicas=1, workers=1)) as running, ThreadPoolExecutor(8) as pool:
         topology = running.topology
         with Client(topology.url, model="stub") as client:
-            answers = [pool.submit(client.post, b"sleep 0.5") for _ in range(8)]
-            while sum(future.running() for future in answers) < 8:
-                pass
-            httpx.get(f"{topology.url}/healthz", trust_env=False)  # by now they have arrived
+            time.sleep(2.5)  # the balancer lets a replica that just came up have its full share only by and by
+            answers = [pool.submit(client.post, b"sleep 1") for _ in range(8)]
+            wait_until(lambda: haproxy.servers(topology)["replica-0"].current == 8)
             assert stack.stop(topology.port)
-            assert [future.result()["length"] for future in answers] == [9] * 8
+            assert [future.result()["length"] for future in answers] == [7] * 8
         assert host.marked(topology.run_dir) == []
         assert [path for path in topology.run_dir.rglob("*") if path.is_socket()] == []
         assert [path.name for path in topology.run_dir.iterdir()] == ["logs"]

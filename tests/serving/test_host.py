@@ -50,6 +50,15 @@ def test_cpus_respect_the_affinity_of_this_process() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "1\n"
 
 
+@pytest.mark.parametrize(("quota_cores", "cpus"), [(None, 4), (1.5, 2), (0.2, 1), (16.0, 4)])
+def test_cpus_are_the_affinity_or_the_quota_whichever_is_less(
+    monkeypatch: pytest.MonkeyPatch, quota_cores: float | None, cpus: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(host, "cgroup_quota", lambda **_: quota_cores)
+    assert host.available_cpus() == cpus
+
+
 @pytest.mark.parametrize(("cpus", "free_gib", "replicas", "workers"), [(8, 64, 2, 8), (64, 10, 2, 10), (1, 64, 3, 3)])
 def test_workers_follow_cpus_and_memory_but_each_replica_has_one(
     monkeypatch: pytest.MonkeyPatch, cpus: int, free_gib: int, replicas: int, workers: int
