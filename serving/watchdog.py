@@ -3,6 +3,7 @@
 `decide` is pure: it turns what was observed about one replica into what to do. `run` observes, acts and records.
 """
 
+import http.client
 import os
 import signal
 import sys
@@ -11,8 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Literal, NamedTuple
-
-import httpx
 
 from serving import haproxy, rundir, torchserve
 from serving.errors import StackError
@@ -135,10 +134,14 @@ def watch_replicas(stack: Stack, supervisor: Supervisor, memories: Memories) -> 
 
 def balancer_answers(stack: Stack) -> bool:
     """Tell whether the balancer answers /healthz."""
+    connection = http.client.HTTPConnection("127.0.0.1", stack.topology.port, timeout=2)
     try:
-        return httpx.get(f"{stack.topology.url}/healthz", timeout=2, trust_env=False).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def free_requests(stack: Stack) -> None:

@@ -1,10 +1,13 @@
+import socket
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from serving.rundir import WatchState
-from serving.topology import Watch
-from serving.watchdog import Action, Observation, decide
+from serving.rundir import Model, Stack, WatchState
+from serving.topology import Watch, plan
+from serving.watchdog import Action, Observation, balancer_answers, decide
 
 WATCH = Watch(not_ready_s=20, max_restarts=3, window_s=300)
 STARTUP_S = 90.0
@@ -86,3 +89,30 @@ def test_replica_that_supervisord_gave_up_is_shown_as_failed_and_tried_again_lat
 def test_watch_without_a_bound_is_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Watch.model_validate({field: 0})
+
+
+def test_balancer_that_accepts_but_never_answers_is_told_from_one_that_does(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        stack = Stack(
+            topology=plan(run_dir=tmp_path, port=port, replicas=1, workers=1),
+            model=Model(name="digits", version="1", digest="d", graph_digest="g", archive=tmp_path / "digits.mar"),
+            java=Path("java"),
+            java_major=25,
+            haproxy=Path("haproxy"),
+            started_at=0.0,
+        )
+        assert not balancer_answers(stack)
+
+        def answer() -> None:
+            with silent.accept()[0] as stale, silent.accept()[0] as connection:
+                stale.close()
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+        with ThreadPoolExecutor(1) as pool:
+            answered = pool.submit(answer)
+            assert balancer_answers(stack)
+            answered.result()
