@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib
+import importlib.util
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from pipeline.artifact import (
 from pipeline.compression.bits import weight_bits
 from pipeline.config import Recipe, section_facts
 from pipeline.data import open_dataset
+from pipeline.errors import PipelineError
 from pipeline.launch import run_ranks
 from pipeline.machine import available_cpus, cpu_facts, gpu_names, library_versions, training_device, training_processes
 from pipeline.stage import Context
@@ -54,6 +56,24 @@ def _ranks(recipe: Recipe) -> dict[str, Any]:
     return {"device": device, "processes": training_processes(recipe.train.nproc, device)}
 
 
+def _training(recipe: Recipe) -> dict[str, Any]:
+    return _ranks(recipe) | own_network(recipe.model.name)
+
+
+def own_network(name: str) -> dict[str, str]:
+    """Return the digest of the file that defines a user's `module:callable`; nothing for a network of ours."""
+    module, colon, _ = name.partition(":")
+    if not colon:
+        return {}
+    try:
+        found = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        raise PipelineError(f"model.name = {name!r}: there is no module {module!r} on PYTHONPATH")
+    return {"network": sha256_file(Path(found.origin))}
+
+
 def _compression(recipe: Recipe) -> dict[str, Any]:
     return _ranks(recipe) | {"weight_bits": weight_bits(recipe.compress.quantize.bits)}
 
@@ -75,7 +95,7 @@ CHAIN = (
         run="pipeline.training.stage:train",
         sections=("data", "model", "train"),
         sources=("pipeline/training", *DATA_CODE, *MODEL_CODE),
-        facts=_ranks,
+        facts=_training,
         ranked=True,
     ),
     Stage(

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from serving.worker.preprocess import Preprocessing
 
 from pipeline.artifact import canonical, sha256_file
 from pipeline.config import DataConfig
 from pipeline.download import fetch_dataset
 from pipeline.errors import PipelineError
+from serving.worker.preprocess import Preprocessing
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})

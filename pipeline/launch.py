@@ -7,6 +7,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,9 +33,8 @@ def run_ranks(function: str, context: Context, *, nproc: int, device: str, threa
     Raises `PipelineError` with the first failing process's own message. No process is left, whatever happens here.
     """
     scratch = context.out.with_name(context.out.name + ".launch")
-    scratch.mkdir(exist_ok=True)
-    for name in (RESULT, ERROR):
-        (scratch / name).unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
     task = {
         "function": function,
         "device": device,
@@ -44,6 +44,7 @@ def run_ranks(function: str, context: Context, *, nproc: int, device: str, threa
     }
     (scratch / TASK).write_text(json.dumps(task))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    command += ["--log-dir", str(scratch)]
     command += ["-m", "pipeline.launch", str(scratch)]
     # Loopback: a host name that does not resolve must not stop training on one machine.
     environment = os.environ | {
@@ -56,9 +57,7 @@ def run_ranks(function: str, context: Context, *, nproc: int, device: str, threa
     if status != 0:
         raise _failure(scratch, status)
     fields = json.loads((scratch / RESULT).read_text())
-    for file in scratch.iterdir():
-        file.unlink()
-    scratch.rmdir()
+    shutil.rmtree(scratch)
     return StageResult(**fields)
 
 

@@ -1,13 +1,13 @@
 """The package stage: the chosen graph -> a `.mar`, and one held-out image to try it with."""
 
 import numpy as np
-from serving.worker.preprocess import decode
 
 from pipeline.artifact import StageResult
 from pipeline.data import Ints, Split, open_dataset, preprocessing_of
 from pipeline.package import build_archive
 from pipeline.session import open_session, probabilities
 from pipeline.stage import Context, data_facts
+from serving.worker.preprocess import decode
 
 TOLERANCE = {False: 1e-3, True: 2e-2}  # of a golden probability on another CPU: fp32, int8 (7- and 8-bit sums differ)
 
@@ -36,8 +36,9 @@ def package(context: Context) -> StageResult:
         tolerance=TOLERANCE[bool(source.manifest.models[chosen]["int8"])],
         provenance={"candidate": chosen, "choose": source.manifest.key, "data": dataset.test.digest},
     )
-    held_out = dataset.test.encoded(0)
-    (context.out / f"held-out-{dataset.labels[dataset.test.labels[0]]}.{suffix(held_out)}").write_bytes(held_out)
+    (first,) = spread_over_classes(dataset.test, 1).tolist()
+    held_out = dataset.test.encoded(first)
+    (context.out / f"held-out-{dataset.labels[dataset.test.labels[first]]}.{suffix(held_out)}").write_bytes(held_out)
     return StageResult(
         data=data_facts(dataset, spec),
         models=source.manifest.models,

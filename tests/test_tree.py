@@ -14,7 +14,15 @@ RESUME = "pipeline/training/checkpoint.py"  # torch.distributed.checkpoint pickl
 
 # Source files without a test file of their own name, and where their behaviour is tested instead.
 TESTED_ELSEWHERE = {
+    "pipeline/commands.py": "tests/e2e/test_served.py",
+    "pipeline/compression/stage.py": "tests/e2e/test_chain.py",
     "pipeline/errors.py": "tests/pipeline/test_make.py",  # its exit status, at the edge
+    "pipeline/stage.py": "tests/pipeline/test_chain.py",
+    "pipeline/training/checkpoint.py": "tests/pipeline/training/test_loop.py",
+    "pipeline/training/group.py": "tests/pipeline/training/test_loop.py",
+    "pipeline/training/parallel.py": "tests/pipeline/training/test_loop.py",
+    "pipeline/training/stage.py": "tests/e2e/test_chain.py",
+    "pipeline/training/telemetry.py": "tests/pipeline/training/test_loop.py",
 }
 
 

@@ -38,7 +38,7 @@ def artifact_of(folder: Path, stage: str) -> Path:
 
 def test_archive_and_a_held_out_image_are_made(finished: Path) -> None:
     names = sorted(path.name for path in artifact_of(finished, "package").iterdir())
-    assert names == ["digits.mar", "held-out-5.png", "manifest.json", "report.json"]
+    assert names == ["digits.mar", "held-out-0.png", "manifest.json", "report.json"]
 
 
 def test_each_stage_records_the_key_of_the_one_before(finished: Path) -> None:

@@ -1,0 +1,49 @@
+"""The command line, in this process: help, and one line for each mistake."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipeline.machine.gpu_names", list)
+
+
+def test_help_lists_stages_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    assert "| train    |" in printed
+    assert "--compress.prune.ratio" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--recipe", "x"], "quartet: recipe 'x' not found"),
+        (["train", "--nproc", "two"], "quartet: recipe digits.toml: train.nproc = 'two'"),
+        (["train", "--recipe", "imagefolder"], "quartet: data.root is not set"),
+        (["train", "--train.device", "cuda"], "quartet: train.device = 'cuda', but there is no NVIDIA GPU"),
+        (["train", "--package.name", "a b"], "quartet: package.name = 'a b' cannot be used"),
+        (["verify", "--port", "80x"], "quartet: --port 80x is no port"),
+    ],
+)
+def test_mistake_is_one_line_on_stderr_with_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1].startswith(message)
+    assert printed.out == ""
+
+
+def test_unknown_stage_lists_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["trian"])
+    assert caught.value.code == 2
+    assert "invalid choice: 'trian'" in capsys.readouterr().err
