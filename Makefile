@@ -22,11 +22,11 @@ ASK := @test -x "$$VENV/bin/python" || { echo "nothing is installed yet, so noth
 .DEFAULT_GOAL := help
 # `make train compress serve` runs in that order, also under -j.
 .NOTPARALLEL:
-.PHONY: help install train compress package serve stop status logs predict verify bench check test clean distclean
+.PHONY: help install train compress package serve stop status logs predict verify bench check test test-kill clean distclean
 
 help: ## Print every target
 	@printf 'make TARGET... [RECIPE=digits] [NPROC=4] [REPLICAS=2] [PORT=8080] [ARGS="--train.epochs 3"]\n\n'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
 	@printf '\n  RECIPE    name of a recipe in pipeline/recipes, or the path of a .toml file\n'
 	@printf '  NPROC     training processes; REPLICAS and PORT shape the served stack\n'
 	@printf '  ARGS      more for the command behind the target, as you would type it in a shell\n'
@@ -72,6 +72,9 @@ check: install ## Formatting, lint and types: what CI asks for
 
 test: install ## Run the tests; ARGS="-m 'not e2e'" for the short ones
 	$(RUN) test
+
+test-kill: install ## Kill every stage at 20 random instants and compare the bytes with an uninterrupted run (long)
+	@QUARTET_KILLS=20 "$$VENV/bin/python" -m pytest tests/e2e/test_chain.py -k killed
 
 clean: stop ## Stop the stack and delete everything in artifacts/
 	@find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +

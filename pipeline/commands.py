@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.artifact import Artifact
-from pipeline.chain import materialize
+from pipeline.chain import materialize, say
 from pipeline.config import Recipe
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
@@ -33,7 +33,9 @@ def run_bench(recipe: Recipe, root: Path, options: Namespace) -> int:
     from pipeline.bench.report import bench  # PyTorch: only this command needs it
 
     made = _artifacts(recipe, root)
-    print(bench(recipe, made, _test_images(recipe, root), root=root))
+    summary = bench(recipe, made, _test_images(recipe, root), root=root)
+    say(summary.read_text())
+    print(summary)
     return 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.install import STAMP, fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 RECORDER = """#!{python}
 import json, os, sys
 names = ("RECIPE", "NPROC", "REPLICAS", "PORT", "IMAGE", "ARGS")
@@ -67,7 +67,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
 def test_help_prints_one_line_for_every_target_and_is_the_default(sandbox: Sandbox) -> None:
     printed = sandbox.make().stdout
     assert printed == sandbox.make("help").stdout
-    assert re.findall(r"^  ([a-z]+)  +\S.{10}", printed, re.MULTILINE) == TARGETS
+    assert re.findall(r"^  ([a-z-]+)  +\S.{10}", printed, re.MULTILINE) == TARGETS
     assert max(map(len, printed.splitlines())) <= 120
     assert sandbox.calls == []
 
