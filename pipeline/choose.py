@@ -65,7 +65,7 @@ def choose(context: Context) -> StageResult:
     choice = decide(candidates, budget=recipe.choose.budget, force=recipe.choose.force)
     (context.out / "model.onnx").write_bytes(source.file(f"{choice.name}.onnx").read_bytes())
     (context.out / "report").mkdir()
-    draw(candidates, choice, context.out / "report" / "candidates.png")
+    draw(candidates, choice, context.out / "report" / "candidates.png", budget=recipe.choose.budget)
     return StageResult(
         data=data_facts(dataset, spec),
         models={choice.name: source.manifest.models[choice.name]},
@@ -182,14 +182,14 @@ def report_of(candidates: Sequence[Candidate], choice: Choice, *, config: Choose
     }
 
 
-def draw(candidates: Sequence[Candidate], choice: Choice, path: Path) -> None:
-    """Draw accuracy against cost; the area of a marker is the size of the file."""
+def draw(candidates: Sequence[Candidate], choice: Choice, path: Path, *, budget: float) -> None:
+    """Draw accuracy against cost; the area of a marker is the size of the file, the dashed line the accuracy budget."""
     from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     largest = max(c.size_bytes for c in candidates)
-    for c in candidates:
+    for place, c in enumerate(sorted(candidates, key=lambda c: c.cost_ms)):
         chosen = c.name == choice.name
         axes.scatter(
             c.cost_ms,
@@ -198,14 +198,26 @@ def draw(candidates: Sequence[Candidate], choice: Choice, path: Path) -> None:
             color="#1f6feb" if chosen else "#9aa4b2",
             alpha=0.75,
             edgecolor="black" if chosen else "none",
+            zorder=3,
         )
         axes.annotate(
-            f"{c.name}\n{c.size_bytes / 1000:,.0f} kB", (c.cost_ms, c.val_top1 * 100), xytext=(0, -26),
-            textcoords="offset points", ha="center", fontsize=8,
-        )  # fmt: skip
-    axes.set(
-        xlabel="CPU ms per image, one thread", ylabel="top-1 on the validation split, %", title=f"Ships: {choice.name}"
-    )
-    axes.margins(0.25)
+            f"{c.name}, {c.size_bytes / 1000:,.0f} kB",
+            (c.cost_ms, c.val_top1 * 100),
+            xytext=(0, 30 if place % 2 else -36),  # neighbours in cost are often neighbours in accuracy
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            arrowprops={"arrowstyle": "-", "color": "#9aa4b2"},
+        )
+    dense = next(c for c in candidates if c.name == DENSE)
+    floor = dense.val_top1 * 100 - budget
+    axes.axhline(floor, color="#d1242f", linestyle="--", linewidth=1, label=f"{DENSE} less {budget:g} points")
+    accuracies = [floor, *(c.val_top1 * 100 for c in candidates)]
+    margin = 0.5 + (max(accuracies) - min(accuracies)) * 0.4
+    axes.set_ylim(min(accuracies) - margin, max(accuracies) + margin)
+    axes.set_xlim(0, max(c.cost_ms for c in candidates) * 1.25)
+    axes.set(xlabel="CPU ms per image, one thread", ylabel="top-1 on the validation split, %")
+    axes.set_title(f"Ships: {choice.name}")
+    axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)

@@ -74,7 +74,7 @@ def test_table_names_every_candidate_and_the_conditions(capsys: pytest.CaptureFi
 
 def test_plot_is_a_picture(tmp_path: Path) -> None:
     candidates = [DENSE, row("pruned", 0.988, 0.5)]
-    draw(candidates, decide(candidates, budget=0.5, force=None), tmp_path / "plot.png")
+    draw(candidates, decide(candidates, budget=0.5, force=None), tmp_path / "plot.png", budget=0.5)
     with Image.open(tmp_path / "plot.png") as image:
         assert image.size == (1050, 675)
 

@@ -65,8 +65,9 @@ def train(
     accumulate: int = 1,
     checkpoint_steps: int = 2,
     lr: float = 0.05,
+    bf16: bool = False,
 ) -> None:
-    plan = DataParallel(model, group, LabelObjective(), accumulate=accumulate, bf16=False, channels_last=True)
+    plan = DataParallel(model, group, LabelObjective(), accumulate=accumulate, bf16=bf16, channels_last=True)
     fit(
         plan,
         build_optimizer(model, name="sgd", lr=lr, momentum=0.9, weight_decay=0.0),
@@ -93,6 +94,15 @@ def test_training_learns_and_is_recorded(images: Images, group: Group, tmp_path:
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert list((tmp_path / "log").glob("events.out.tfevents.*"))
+
+
+def test_bf16_rounds_differently_and_learns_the_same(images: Images, group: Group, tmp_path: Path) -> None:
+    exact, rounded = network(), network()
+    train(exact, images, group, tmp_path / "fp32")
+    train(rounded, images, group, tmp_path / "bf16", bf16=True)
+    assert not torch.equal(weights(exact), weights(rounded))
+    assert rounded.net.state_dict()["fc2.weight"].dtype == torch.float32
+    assert evaluate(rounded, images, group=group).top1 == 1.0
 
 
 @pytest.mark.parametrize("killed_after", [3, 5, 11])
