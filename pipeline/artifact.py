@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -121,10 +122,15 @@ def load_artifact(path: Path) -> Artifact:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file, so that two runs of one stage take turns: the second finds the first one's artifact."""
+    """Hold a lock file, so that two runs take turns: the second finds what the first one made, and says that it waits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting = f"waiting for another run that works on {path.parent.name}/{path.stem}"
+            print(waiting, file=sys.stderr, flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 

@@ -23,9 +23,10 @@ from pipeline.artifact import (
 )
 from pipeline.compression.bits import weight_bits
 from pipeline.config import Recipe, section_facts
-from pipeline.data import open_dataset
+from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.launch import run_ranks
+from pipeline.loader import open_images
 from pipeline.machine import available_cpus, cpu_facts, gpu_names, library_versions, training_device, training_processes
 from pipeline.stage import Context
 
@@ -182,10 +183,18 @@ def _context_maker(
 def _work(stage: Stage, context: Context) -> StageResult:
     if not stage.ranked:
         return stage.function(context)
+    _decode_once(context)
     ranks = _ranks(context.recipe)
     threads = max(1, available_cpus() // ranks["processes"])
     say(f"{stage.name}: {ranks['processes']} process(es) on {ranks['device']}, {threads} thread(s) each")
     return run_ranks(stage.run, context, nproc=ranks["processes"], device=ranks["device"], threads=threads)
+
+
+def _decode_once(context: Context) -> None:
+    """Fill the cache before there are several processes that would each decode everything."""
+    dataset = open_dataset(context.recipe.data, cache=context.cache)
+    for split in (dataset.train, dataset.val):
+        open_images(split, preprocessing_of(context.recipe.data), cache=context.cache)
 
 
 def source_digest(sources: Sequence[str]) -> str:

@@ -103,6 +103,7 @@ class TrainConfig(Section):
 class PruneConfig(Section):
     """Structured pruning: whole channels go."""
 
+    enabled: bool = Field(True, description="false: no pruned candidate is made")
     ratio: float = Field(0.5, gt=0, lt=1, description="share of the channels that go")
     round_to: int = Field(8, ge=1, description="widths stay multiples of this")
     importance: Literal["l1", "l2"] = "l2"

@@ -5,6 +5,7 @@ interruption. Shape legend: N images of a split, B images of a batch, H height, 
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -13,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from serving.worker.preprocess import BadImage, Preprocessing, decode
 
 from pipeline.artifact import canonical, sha256_file
 from pipeline.data import Ints, Split
 from pipeline.errors import PipelineError
 from serving.worker import preprocess
+from serving.worker.preprocess import BadImage, Preprocessing, decode
 
 Pixels = NDArray[np.uint8]
 
@@ -87,7 +88,7 @@ def _fill_cache(path: Path, split: Split, spec: Preprocessing) -> None:
         more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
         raise PipelineError(f"{len(bad)} image(s) cannot be decoded, remove them: {'; '.join(bad[:MAX_NAMED])}{more}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".partial")
+    scratch = path.with_suffix(f".{os.getpid()}.partial")
     with scratch.open("wb") as stream:
         np.save(stream, pixels)
     scratch.rename(path)

@@ -4,11 +4,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.worker.preprocess import Preprocessing
-
 from pipeline.artifact import Artifact
 from pipeline.config import Recipe
 from pipeline.data import DataSet
+from serving.worker.preprocess import Preprocessing
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,7 @@ def prune(model: Classifier, *, ratio: float, round_to: int, importance: str, sc
         raise PipelineError(f"{spec.name} is quantized already; prune before quantizing")
     net = copy.deepcopy(model.net).cpu().eval()
     example = torch.zeros(2, spec.channels, spec.height, spec.width)
-    last = [
-        module for module in net.modules() if isinstance(module, nn.Linear) and module.out_features == spec.num_classes
-    ]
+    heads = [module for module in net.modules() if _outputs(module) == spec.num_classes]
     try:
         pruner = tp.pruner.BasePruner(
             net,
@@ -37,14 +35,27 @@ def prune(model: Classifier, *, ratio: float, round_to: int, importance: str, sc
             global_pruning=scope == "global",
             max_pruning_ratio=0.9,  # a global ranking must not empty a layer
             round_to=round_to,
-            ignored_layers=last[-1:],
+            ignored_layers=heads[-1:],
         )
         pruner.step()
+        return _rebuilt(model, net)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise PipelineError(
             f"model.name = {spec.name!r} cannot be pruned: {type(error).__name__} ({error}) following its channels; "
-            "choose another network"
+            "choose another network or pass --compress.prune.enabled false"
         ) from error
+
+
+def _outputs(module: nn.Module) -> int | None:
+    """Return the number of outputs of a convolution or linear layer; None for every other module."""
+    if isinstance(module, nn.Conv2d):
+        return module.out_channels
+    return module.out_features if isinstance(module, nn.Linear) else None
+
+
+def _rebuilt(model: Classifier, net: nn.Module) -> Classifier:
+    """Return the pruned `net` as a model that its spec describes; RuntimeError when widths alone do not describe it."""
+    spec = model.spec
     dense = dense_widths(spec)
     widths = {name: now for name, now in layer_widths(net).items() if now != dense[name]}
     pruned = build(spec.model_copy(update={"widths": widths}))

@@ -76,8 +76,13 @@ class RowwiseInt8Linear(nn.Module):
 
 
 def quantize_linears(net: nn.Module, *, bits: int) -> dict[str, int]:
-    """Replace every linear layer of `net` in place; return module -> bits, which a `ModelSpec` records as `int8`."""
-    names = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    """Replace the linear layers of `net` in place; return module -> bits, which a `ModelSpec` records as `int8`.
+
+    Those inside `nn.MultiheadAttention` stay: it reads their weights without calling them.
+    """
+    attention = tuple(f"{name}." for name, module in net.named_modules() if isinstance(module, nn.MultiheadAttention))
+    linears = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
+    names = [name for name in linears if not name.startswith(attention)]
     for name in names:
         linear = net.get_submodule(name)
         assert isinstance(linear, nn.Linear)

@@ -4,6 +4,7 @@ from pipeline.artifact import StageResult
 from pipeline.compression.bits import weight_bits
 from pipeline.compression.prune import count_macs, prune
 from pipeline.compression.quantize import quantize_linears
+from pipeline.config import PruneConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.loader import Images, open_images
 from pipeline.models import Classifier, build, load_model, save_weights
@@ -22,19 +23,12 @@ def compress(context: Context, group: Group) -> StageResult | None:
     validation = open_images(dataset.val, spec, cache=context.cache)
 
     dense = load_model(context.parent, "dense")
-    choice = recipe.compress.prune
-    pruned = prune(
-        dense, ratio=choice.ratio, round_to=choice.round_to, importance=choice.importance, scope=choice.scope
-    )
-    _recover(pruned, dense, images, validation, context=context, group=group)
-
     bits = weight_bits(recipe.compress.quantize.bits)
-    candidates = {
-        "fp32": dense,
-        "int8": quantized(dense, bits=bits),
-        "pruned": pruned,
-        "pruned-int8": quantized(pruned, bits=bits),
-    }
+    candidates = {"fp32": dense, "int8": quantized(dense, bits=bits)}
+    if recipe.compress.prune.enabled:
+        pruned = _pruned(dense, recipe.compress.prune)
+        _recover(pruned, dense, images, validation, context=context, group=group)
+        candidates |= {"pruned": pruned, "pruned-int8": quantized(pruned, bits=bits)}
     metrics: dict[str, float] = {}
     for name, model in candidates.items():
         metrics[f"{name}_val_top1"] = evaluate(model.to(group.device), validation, group=group).top1
@@ -50,6 +44,10 @@ def compress(context: Context, group: Group) -> StageResult | None:
         models={name: model.spec.model_dump(mode="json") for name, model in candidates.items()},
         metrics=metrics,
     )
+
+
+def _pruned(dense: Classifier, choice: PruneConfig) -> Classifier:
+    return prune(dense, ratio=choice.ratio, round_to=choice.round_to, importance=choice.importance, scope=choice.scope)
 
 
 def quantized(model: Classifier, *, bits: int) -> Classifier:

@@ -58,7 +58,8 @@ class Telemetry:
         self._lines.write(json.dumps({"title": self._title, "epoch": number, "step": step, **values}) + "\n")
         self._lines.flush()
         left_s = (self._total - step) / self._per_epoch * seconds
-        numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        speed = f"{values.pop('images_per_s'):,.0f} images/s"
+        numbers = "  ".join([*(f"{name} {value:.4g}" for name, value in values.items()), speed])
         self._console.print(
             f"{self._title}: epoch {number}/{self._total // self._per_epoch}  {numbers}  {left_s:.0f} s left",
             highlight=False,

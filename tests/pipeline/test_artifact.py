@@ -1,11 +1,12 @@
 """Artifacts are published whole or not at all, and nothing that was changed is read."""
 
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from pipeline.artifact import StageResult, artifact_path, key_of, load_artifact, publish, resume_path
+from pipeline.artifact import StageResult, artifact_path, exclusive, key_of, load_artifact, publish, resume_path
 from pipeline.errors import PipelineError
 
 FACTS: dict[str, Any] = {"stage": "s", "source": "c0de", "config": {"a": 1}, "parent": None, "versions": {}, "data": {}}
@@ -71,6 +72,25 @@ def test_changed_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     weights.write_bytes(b"abd") if damage == "change" else weights.unlink()
     with pytest.raises(PipelineError, match="weights is missing or was changed"):
         load_artifact(made.path)
+
+
+def test_second_run_says_that_it_waits_and_goes_on_when_the_first_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order: list[str] = []
+
+    def late() -> None:
+        with exclusive(tmp_path / "s" / "key.lock"):
+            order.append("second")
+
+    with exclusive(tmp_path / "s" / "key.lock"):
+        second = Thread(target=late)
+        second.start()
+        second.join(timeout=0.3)
+        order.append("first")
+    second.join()
+    assert order == ["first", "second"]
+    assert capsys.readouterr().err == "waiting for another run that works on s/key\n"
 
 
 def test_directory_without_manifest_is_no_artifact(tmp_path: Path) -> None:

@@ -76,6 +76,16 @@ def test_layer_without_bias_is_quantized() -> None:
     assert RowwiseInt8Linear.from_linear(linear, bits=8)(torch.zeros(1, 8)).tolist() == [[0, 0, 0, 0]]
 
 
+def test_attention_that_reads_its_weights_itself_is_left_as_it_is() -> None:
+    net = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).eval()
+    x = torch.randn(2, 3, 16)
+    with torch.no_grad():
+        before = net(x)
+        assert sorted(quantize_linears(net, bits=8)) == ["linear1", "linear2"]
+        net.activation_relu_or_gelu = 0  # the fused path would read the weights of the two, too
+        assert float((net(x) - before).abs().max()) < 0.05
+
+
 def test_graph_uses_the_fused_int8_kernel(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     assert quantize_linears(net, bits=7) == {"0": 7, "2": 7}
