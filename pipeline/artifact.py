@@ -122,7 +122,7 @@ def load_artifact(path: Path) -> Artifact:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file, so that two runs take turns: the second finds what the first one made, and says that it waits."""
+    """Hold a lock file, so that two runs take turns; the second says that it waits, and finds what the first made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
         try:
