@@ -69,7 +69,13 @@ def export(context: Context) -> StageResult:
     for name in source.manifest.models:
         model = load_model(source, name)
         path = context.out / f"{name}.onnx"
-        metadata = {"labels": json.dumps(dataset.labels), "candidate": name, "stage_key": source.manifest.key}
+        metadata = {
+            "labels": json.dumps(dataset.labels),
+            "candidate": name,
+            "compress_key": source.manifest.key,
+            "train_key": source.manifest.parent or "",
+            "weights_sha256": source.manifest.files[f"{name}.safetensors"],
+        }
         export_onnx(model, path, opset=recipe.export.opset, metadata=metadata)
         required = recipe.export.min_agreement if model.spec.int8 else 1.0
         worst = check_parity(model, path, validation, min_agreement=required, name=name)
@@ -100,7 +106,6 @@ def export_onnx(model: Classifier, path: Path, *, opset: int, metadata: dict[str
             output_names=["probabilities"],
             dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
             opset_version=opset,
-            external_data=False,
             verbose=False,
         )
     except (torch.onnx.OnnxExporterError, torch._dynamo.exc.TorchDynamoException) as error:
@@ -113,7 +118,7 @@ def export_onnx(model: Classifier, path: Path, *, opset: int, metadata: dict[str
     if (found := next(o.version for o in graph.opset_import if o.domain == "")) != opset:
         raise PipelineError(f"{spec.name} was exported with opset {found}, not export.opset = {opset}; use {found}")
     onnx.checker.check_model(graph)
-    path.write_bytes(graph.SerializeToString(deterministic=True))
+    path.write_bytes(graph.SerializeToString(deterministic=True))  # weights inside: a sidecar would not be packed
 
 
 def check_parity(model: Classifier, path: Path, images: Images, *, min_agreement: float, name: str) -> Parity:

@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,6 +45,15 @@ def test_archive_and_a_held_out_image_are_made(finished: Path) -> None:
 def test_each_stage_records_the_key_of_the_one_before(finished: Path) -> None:
     manifests = [load_artifact(artifact_of(finished, stage)).manifest for stage in STAGES]
     assert [m.parent for m in manifests] == [None, *(m.key for m in manifests[:-1])]
+
+
+def test_graph_says_what_it_was_made_from(finished: Path) -> None:
+    compress, export = (load_artifact(artifact_of(finished, stage)) for stage in ("compress", "export"))
+    graph = onnx.load(export.file("pruned-int8.onnx"))
+    metadata = {entry.key: entry.value for entry in graph.metadata_props}
+    assert json.loads(metadata["labels"]) == list("0123456789")
+    assert metadata["weights_sha256"] == compress.manifest.files["pruned-int8.safetensors"]
+    assert (metadata["train_key"], metadata["compress_key"]) == (compress.manifest.parent, compress.manifest.key)
 
 
 def test_second_run_does_nothing_and_says_so(finished: Path) -> None:

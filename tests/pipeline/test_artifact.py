@@ -25,6 +25,7 @@ def test_published_artifact_is_read_back_with_its_files_and_report(tmp_path: Pat
     assert read.file("weights").read_bytes() == b"abc"
     assert read.manifest.metrics == {"top1": 0.5}
     assert read.report == {"cost_ms": 1.5}
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [made.path.name]
 
 
 def test_manifest_lists_no_file_that_holds_measurements(tmp_path: Path) -> None:

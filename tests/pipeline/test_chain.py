@@ -61,6 +61,13 @@ def test_change_upstream_makes_everything_after_it_run(tmp_path: Path) -> None:
     assert ran == ["first", "second", "first", "second"]
 
 
+def test_change_of_the_code_makes_the_stage_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    monkeypatch.setattr(chain, "source_digest", lambda sources: "other code")
+    run(tmp_path)
+    assert ran == ["first", "second", "first", "second"]
+
+
 def test_force_runs_the_asked_for_stage_only(tmp_path: Path) -> None:
     run(tmp_path)
     run(tmp_path, force=True)

@@ -39,6 +39,14 @@ def test_half_of_the_channels_are_gone_and_the_classes_stay() -> None:
     assert state["fc.weight"].shape == (10, 32)
 
 
+@pytest.mark.parametrize("round_to", [8, 16])
+def test_widths_stay_multiples_of_what_the_recipe_says(round_to: int) -> None:
+    state = halved(model("resnet18", 32), ratio=0.3, round_to=round_to).net.state_dict()
+    widths = {tensor.shape[0] for name, tensor in state.items() if name.endswith("conv1.weight")}
+    assert {width % round_to for width in widths} == {0}
+    assert max(widths) < 512
+
+
 def test_multiply_accumulates_fall_to_about_a_quarter() -> None:
     dense = model()
     assert 0.23 < count_macs(halved(dense)) / count_macs(dense) < 0.3
