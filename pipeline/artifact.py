@@ -149,8 +149,9 @@ def publish(
     """
     key = key_of(facts)
     final = artifact_path(root, stage, key)
-    partial = final.with_name(final.name + ".partial")
+    partial, old = final.with_name(final.name + ".partial"), final.with_name(final.name + ".old")
     shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
     partial.mkdir(parents=True)
     result = work(partial)
     digested = [
@@ -173,8 +174,9 @@ def publish(
     _write_durably(partial / REPORT, json.dumps(result.report, indent=2, allow_nan=False))
     _write_durably(partial / MANIFEST, json.dumps(manifest.model_dump(), indent=2, sort_keys=True, allow_nan=False))
     if final.exists():  # --force: the old one stands until the new one is complete
-        shutil.rmtree(final)
+        final.rename(old)
     partial.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
     shutil.rmtree(resume_path(root, stage, key), ignore_errors=True)
     return Artifact(final, manifest)
 

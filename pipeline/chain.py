@@ -1,11 +1,10 @@
 """The chain: the order of the stages, what decides each one's key, and how one is made when it is not there."""
 
-import hashlib
 import importlib
 import importlib.util
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +26,10 @@ from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.launch import run_ranks
 from pipeline.loader import open_images
-from pipeline.machine import available_cpus, cpu_facts, gpu_names, library_versions, training_device, training_processes
+from pipeline.machine import cpu_facts, gpu_names, library_versions, training_device, training_processes
+from pipeline.source import source_digest
 from pipeline.stage import Context
-
-ROOT = Path(__file__).parent.parent
-PREPROCESS = "serving/worker/preprocess.py"
+from serving.host import available_cpus
 
 
 @dataclass(frozen=True)
@@ -41,20 +39,25 @@ class Stage:
     name: str
     run: str  # module:function
     sections: tuple[str, ...]  # of the recipe
-    sources: tuple[str, ...]  # files and folders below the project's root
     facts: Callable[[Recipe], dict[str, Any]]  # of the machine
     ranked: bool = False  # runs in several processes
 
     @property
+    def module(self) -> str:
+        """Return the module of the stage's function."""
+        return self.run.partition(":")[0]
+
+    @property
     def function(self) -> Callable[..., StageResult]:
         """Import the stage's function: only a stage that runs costs the time of importing PyTorch."""
-        module, _, name = self.run.partition(":")
-        return cast(Callable[..., StageResult], getattr(importlib.import_module(module), name))
+        name = self.run.partition(":")[2]
+        return cast(Callable[..., StageResult], getattr(importlib.import_module(self.module), name))
 
 
 def _ranks(recipe: Recipe) -> dict[str, Any]:
     device = training_device(recipe.train.device)
-    return {"device": device, "processes": training_processes(recipe.train.nproc, device)}
+    processes = training_processes(recipe.train.nproc, device)
+    return {"device": device, "processes": processes, "threads": max(1, available_cpus() // processes)}
 
 
 def _training(recipe: Recipe) -> dict[str, Any]:
@@ -87,15 +90,11 @@ def _nothing(_recipe: Recipe) -> dict[str, Any]:
     return {}
 
 
-DATA_CODE = ("pipeline/data.py", "pipeline/loader.py", PREPROCESS)
-MODEL_CODE = ("pipeline/models.py", "pipeline/compression/quantize.py")
-
 CHAIN = (
     Stage(
         "train",
         run="pipeline.training.stage:train",
         sections=("data", "model", "train"),
-        sources=("pipeline/training", *DATA_CODE, *MODEL_CODE),
         facts=_training,
         ranked=True,
     ),
@@ -103,7 +102,6 @@ CHAIN = (
         "compress",
         run="pipeline.compression.stage:compress",
         sections=("data", "train", "compress"),
-        sources=("pipeline/compression", "pipeline/training", *DATA_CODE, *MODEL_CODE),
         facts=_compression,
         ranked=True,
     ),
@@ -111,21 +109,18 @@ CHAIN = (
         "export",
         run="pipeline.export:export",
         sections=("data", "export"),
-        sources=("pipeline/export.py", *DATA_CODE, *MODEL_CODE),
         facts=_nothing,
     ),
     Stage(
         "choose",
         run="pipeline.choose:choose",
         sections=("data", "choose"),
-        sources=("pipeline/choose.py", *DATA_CODE),
         facts=_hardware,
     ),
     Stage(
         "package",
         run="pipeline.package_stage:package",
         sections=("data", "package"),
-        sources=("pipeline/package.py", "pipeline/package_stage.py", "serving/worker", *DATA_CODE),
         facts=_nothing,
     ),
 )
@@ -151,9 +146,10 @@ def _make(
 ) -> Artifact:
     facts = {
         "stage": stage.name,
-        "source": source_digest(stage.sources),
+        "source": source_digest(stage.module),
         "config": section_facts(recipe, stage.sections) | stage.facts(recipe),
         "parent": source.manifest.key if source else None,
+        "parent_digest": source.digest if source else None,  # what a parent that measures has published may differ
         "data": data,
         "versions": library_versions(),
     }
@@ -185,9 +181,14 @@ def _work(stage: Stage, context: Context) -> StageResult:
         return stage.function(context)
     _decode_once(context)
     ranks = _ranks(context.recipe)
-    threads = max(1, available_cpus() // ranks["processes"])
-    say(f"{stage.name}: {ranks['processes']} process(es) on {ranks['device']}, {threads} thread(s) each")
-    return run_ranks(stage.run, context, nproc=ranks["processes"], device=ranks["device"], threads=threads)
+    processes, threads, device = ranks["processes"], ranks["threads"], ranks["device"]
+    if (batch_size := context.recipe.train.batch_size) < processes:
+        raise PipelineError(
+            f"train.batch_size = {batch_size} is less than one image for each of {processes} processes; "
+            "raise it or lower train.nproc"
+        )
+    say(f"{stage.name}: {processes} process(es) on {device}, {threads} thread(s) each")
+    return run_ranks(stage.run, context, nproc=processes, device=device, threads=threads)
 
 
 def _decode_once(context: Context) -> None:
@@ -195,16 +196,6 @@ def _decode_once(context: Context) -> None:
     dataset = open_dataset(context.recipe.data, cache=context.cache)
     for split in (dataset.train, dataset.val):
         open_images(split, preprocessing_of(context.recipe.data), cache=context.cache)
-
-
-def source_digest(sources: Sequence[str]) -> str:
-    """Return the digest of the Python files at and below the given paths, names included."""
-    digest = hashlib.sha256()
-    for source in sorted(set(sources)):
-        path = ROOT / source
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(f"{file.relative_to(ROOT)} {sha256_file(file)}\n".encode())
-    return digest.hexdigest()
 
 
 def say(line: str) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.artifact import StageResult
+from pipeline.compression.candidates import DENSE
 from pipeline.config import ChooseConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
@@ -21,7 +22,6 @@ from pipeline.measure import measure_interleaved, ratio
 from pipeline.session import open_session, probabilities
 from pipeline.stage import Context, data_facts
 
-DENSE = "fp32"  # the candidate that all others are compared with
 SAME_COST = 0.03  # costs closer than this are called equal, and accuracy decides
 EVALUATION_BATCH = 64
 
@@ -104,12 +104,8 @@ def measure_candidates(graphs: dict[str, Path], validation: Images, *, config: C
 
 def top1(session: onnxruntime.InferenceSession, images: Images) -> float:
     """Return the share of right answers over all images, in [0, 1]."""
-    correct = 0
-    for start in range(0, len(images), EVALUATION_BATCH):
-        positions = np.arange(start, min(start + EVALUATION_BATCH, len(images)))
-        answers = probabilities(session, images.batch(positions)).argmax(1)
-        correct += int((answers == images.split.labels[positions]).sum())
-    return correct / len(images)
+    answers = np.concatenate([probabilities(session, pixels) for pixels in images.batches(EVALUATION_BATCH)])
+    return float((answers.argmax(1) == images.split.labels).mean())
 
 
 def decide(candidates: Sequence[Candidate], *, budget: float, force: str | None) -> Choice:
@@ -138,7 +134,7 @@ def decide(candidates: Sequence[Candidate], *, budget: float, force: str | None)
 def _why_not(candidates: Sequence[Candidate], dense: Candidate, floor: float) -> str:
     reasons = [
         f"{c.name} was {c.speedup:.2f}x"
-        if c.val_top1 >= floor
+        if c.val_top1 >= floor - 1e-12
         else f"{c.name} lost {(dense.val_top1 - c.val_top1) * 100:.2f} points"
         for c in candidates
         if c is not dense

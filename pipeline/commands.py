@@ -10,6 +10,7 @@ from pipeline.config import Recipe
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Images, open_images
+from serving.client import RequestFailed
 
 
 def run_verify(recipe: Recipe, root: Path, options: Namespace) -> int:
@@ -20,7 +21,10 @@ def run_verify(recipe: Recipe, root: Path, options: Namespace) -> int:
         raise PipelineError(f"--port {options.port} is no port; use a number from 1 to 65535")
     made = _artifacts(recipe, root)
     images = _test_images(recipe, root)
-    verdicts = verify(recipe, made, images, url=f"http://127.0.0.1:{options.port}")
+    try:
+        verdicts = verify(recipe, made, images, url=f"http://127.0.0.1:{options.port}")
+    except RequestFailed as error:
+        raise PipelineError(f"{error}; start it with: make serve", exit_status=1) from error
     print_verdicts(verdicts, count=len(images))
     breaches = [f"{v.name} {v.breach}" for v in verdicts if v.breach]
     if breaches:

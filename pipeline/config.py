@@ -52,7 +52,7 @@ class DataConfig(Section):
     max_pixels: int = Field(50_000_000, ge=1, description="larger images are refused, in training and in serving")
     validation: float = Field(0.15, gt=0, lt=0.5, description="share of the training images, where no split is given")
     test: float = Field(0.15, gt=0, lt=0.5, description="share of the training images, where no split is given")
-    split_seed: int = Field(0, description="which images go into which split")
+    split_seed: int = Field(0, ge=0, description="which images go into which split")
     augment: Annotated[tuple[Literal["flip", "crop"], ...], BeforeValidator(_split_commas)] = Field(
         (), description="flip: left-right; crop: random shift after padding"
     )
@@ -94,9 +94,9 @@ class TrainConfig(Section):
     accumulate: int = Field(1, ge=1, description="micro-batches per step")
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = Field(True, description="memory layout of activations and weights")
-    seed: int = 0
-    nproc: int = Field(0, ge=0, description="processes; 0: one per GPU, or 2 on a machine without")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = Field(0, ge=0)
+    nproc: int = Field(0, ge=0, exclude=True, description="processes; 0: one per GPU, or 2 on a machine without")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", exclude=True)
     checkpoint_steps: int = Field(100, ge=1, description="steps between checkpoints for resuming")
 
 

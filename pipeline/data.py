@@ -6,6 +6,7 @@ Shape legend: N images of a split, H height, W width, C channels.
 import hashlib
 import io
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ class Files:
             fresh[name] = old if old and old[:2] == stamp else [*stamp, sha256_file(path)]
         if fresh != known:
             self.cache.mkdir(parents=True, exist_ok=True)
-            scratch = memory.with_suffix(".partial")
+            scratch = memory.with_suffix(f".{os.getpid()}.partial")
             scratch.write_text(json.dumps(fresh))
             scratch.rename(memory)
         return [str(fresh[name][2]) for name in self.names]

@@ -3,6 +3,7 @@
 The calling process decides and publishes; the ranks only work. `python -m pipeline.launch FOLDER` is a rank.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -23,6 +24,7 @@ from pipeline.stage import Context
 TASK = "task.json"
 RESULT = "result.json"
 ERROR = "error.json"
+TORCHRUN = "torch.distributed.run"
 STOP_TIMEOUT_S = 10
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -35,6 +37,13 @@ def run_ranks(function: str, context: Context, *, nproc: int, device: str, threa
     scratch = context.out.with_name(context.out.name + ".launch")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
+    try:
+        return _run(scratch, function, context, nproc=nproc, device=device, threads=threads)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run(scratch: Path, function: str, context: Context, *, nproc: int, device: str, threads: int) -> StageResult:
     task = {
         "function": function,
         "device": device,
@@ -43,11 +52,11 @@ def run_ranks(function: str, context: Context, *, nproc: int, device: str, threa
         "paths": {name: str(getattr(context, name)) for name in ("out", "resume", "cache", "telemetry")},
     }
     (scratch / TASK).write_text(json.dumps(task))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    command += ["--log-dir", str(scratch)]
-    command += ["-m", "pipeline.launch", str(scratch)]
     # Loopback: a host name that does not resolve must not stop training on one machine.
+    command = [sys.executable, "-m", TORCHRUN, "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={nproc}"]
+    command += ["--log-dir", str(scratch), "-m", "pipeline.launch", str(scratch)]
     environment = os.environ | {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS repeats its results only with this
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -56,9 +65,7 @@ def run_ranks(function: str, context: Context, *, nproc: int, device: str, threa
     status = _wait(process)
     if status != 0:
         raise _failure(scratch, status)
-    fields = json.loads((scratch / RESULT).read_text())
-    shutil.rmtree(scratch)
-    return StageResult(**fields)
+    return StageResult(**json.loads((scratch / RESULT).read_text()))
 
 
 def _with_root(recipe: Recipe) -> dict[str, object]:
@@ -100,11 +107,21 @@ def _failure(scratch: Path, status: int) -> PipelineError:
     return PipelineError(f"the processes ended with status {status}; the first error above is the cause", exit_status=1)
 
 
+def _tell(error: PipelineError, scratch: Path, *, rank: int) -> None:
+    """Leave the message for the calling process. All ranks may fail at once: the first one's file stands, whole."""
+    own = scratch / f"error-{rank}.json"
+    own.write_text(json.dumps({"message": str(error), "exit_status": error.exit_status}))
+    with contextlib.suppress(FileExistsError):
+        os.link(own, scratch / ERROR)
+
+
 def _be_a_rank(scratch: Path) -> None:
     """Do one rank's work; a user's mistake goes to a file, from which the caller prints it once."""
+    _die_with_parent()
+    if TORCHRUN.encode() not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
+        sys.exit(1)  # it was gone before this process could tie itself to it
     from pipeline.training.group import Group, joined  # PyTorch: the calling process must not wait for it
 
-    _die_with_parent()
     task = json.loads((scratch / TASK).read_text())
     module, _, name = task["function"].partition(":")
     function: Callable[[Context, Group], StageResult | None] = getattr(importlib.import_module(module), name)
@@ -114,13 +131,12 @@ def _be_a_rank(scratch: Path) -> None:
         source=source,
         **{name: Path(value) for name, value in task["paths"].items()},
     )
-    try:
-        with joined(task["device"]) as group:
+    with joined(task["device"]) as group:
+        try:
             result = function(context, group)
-    except PipelineError as error:
-        told = {"message": str(error), "exit_status": error.exit_status}
-        (scratch / ERROR).write_text(json.dumps(told))
-        sys.exit(1)
+        except PipelineError as error:
+            _tell(error, scratch, rank=group.rank)
+            os._exit(1)  # leaving the group would wait for processes that may be stuck in a collective
     if result is not None:
         (scratch / RESULT).write_text(json.dumps(asdict(result)))
 

@@ -10,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+import serving.worker.preprocess
 from pipeline.artifact import canonical, sha256_file
 from pipeline.data import Ints, Split
 from pipeline.errors import PipelineError
-from serving.worker import preprocess
 from serving.worker.preprocess import BadImage, Preprocessing, decode
 
 Pixels = NDArray[np.uint8]
@@ -46,6 +47,11 @@ class Images:
         with ThreadPoolExecutor() as pool:  # Pillow decodes without holding the interpreter's lock
             return np.stack(list(pool.map(self._decode, positions.tolist())))
 
+    def batches(self, size: int) -> Iterator[Pixels]:
+        """Yield all images in order, `size` at a time: uint8 [B, H, W, C]."""
+        for start in range(0, len(self), size):
+            yield self.batch(np.arange(start, min(start + size, len(self))))
+
     def _decode(self, position: int) -> Pixels:
         try:
             return decode(self.split.encoded(position), self.spec)
@@ -61,7 +67,7 @@ def open_images(split: Split, spec: Preprocessing, *, cache: Path) -> Images:
     size_bytes = len(split) * spec.height * spec.width * spec.channels
     if size_bytes > CACHE_LIMIT_BYTES:
         return Images(split, spec, None)
-    code = sha256_file(Path(preprocess.__file__))
+    code = [sha256_file(Path(serving.worker.preprocess.__file__)), version("pillow"), version("numpy")]
     name = hashlib.sha256(canonical([split.digest, asdict(spec), code]).encode()).hexdigest()[:16]
     path = cache / f"pixels-{name}.npy"
     if not path.is_file():

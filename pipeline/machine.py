@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,17 @@ from typing import Any
 from pipeline.errors import PipelineError
 
 SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
-LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxscript", "pillow", "torch", "torch-pruning", "torchvision")
-
-
-def available_cpus() -> int:
-    """Return how many CPUs this process may use: affinity and cgroup quota respected, at least 1."""
-    cpus = len(os.sched_getaffinity(0))
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.is_file():
-        quota, period = limit.read_text().split()
-        if quota != "max":
-            cpus = min(cpus, max(1, int(quota) // int(period)))
-    return cpus
+LIBRARIES = (
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "pillow",
+    "torch",
+    "torch-model-archiver",
+    "torch-pruning",
+    "torchvision",
+)
 
 
 def cpu_facts() -> dict[str, Any]:
@@ -34,19 +34,35 @@ def cpu_facts() -> dict[str, Any]:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES leaves; none where there is no NVIDIA driver."""
+    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES leaves; none where there is no NVIDIA driver.
+
+    CUDA reads that list up to the first entry that is no GPU: `-1` hides all.
+    """
     import pynvml  # finds the driver's library when it is used, so a machine without one has it too
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
-    names = [
-        str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(pynvml.nvmlDeviceGetCount())
-    ]
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    gpus = [(str(pynvml.nvmlDeviceGetUUID(handle)), str(pynvml.nvmlDeviceGetName(handle))) for handle in handles]
     pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return names if visible is None else names[: len([part for part in visible.split(",") if part.strip()])]
+    return visible_names(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_names(gpus: Sequence[tuple[str, str]], visible: str | None) -> list[str]:
+    """Return the names of those of `gpus` (UUID, name) that CUDA_VISIBLE_DEVICES = `visible` leaves, in its order."""
+    if visible is None:
+        return [name for _, name in gpus]
+    names: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        by_number = gpus[int(entry)][1] if entry.isdecimal() and int(entry) < len(gpus) else None
+        by_uuid = next((name for uuid, name in gpus if entry.startswith("GPU-") and uuid.startswith(entry)), None)
+        name = by_number or by_uuid
+        if name is None:
+            break
+        names.append(name)
+    return names
 
 
 def library_versions() -> dict[str, str]:

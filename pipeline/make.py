@@ -5,6 +5,7 @@ Values come from the environment as they were typed, so that a space or a quote 
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -60,13 +61,16 @@ def start_command(archive: str, values: Values) -> list[str]:
 
 
 def serving_command(verb: str, values: Values) -> list[str]:
-    """Return the command that asks the served stack; `predict` needs an image."""
+    """Return the command that asks the served stack; `predict` needs an image.
+
+    `stop` has no use for ARGS: in `make stop serve ARGS="--data.root photos"` they are meant for what follows.
+    """
     command = [sys.executable, "-m", "serving", verb, *_option("--port", values.port)]
     if verb == "predict":
         if not values.image:
             raise PipelineError("which image? make predict IMAGE=path")
         command += ["--image", values.image]
-    return [*command, *values.args]
+    return command if verb == "stop" else [*command, *values.args]
 
 
 def run_target(target: str, values: Values) -> None:
@@ -93,9 +97,9 @@ def main(target: str) -> int:
         print(error, file=sys.stderr)
         return error.exit_status
     except subprocess.CalledProcessError as error:
-        return error.returncode  # the command has said why
-    except KeyboardInterrupt:
-        return 130
+        return error.returncode if error.returncode >= 0 else 128 - error.returncode  # the command has said why
+    except KeyboardInterrupt as stopped:
+        return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
     return 0
 
 
@@ -103,14 +107,39 @@ def _option(name: str, value: str) -> list[str]:
     return [name, value] if value else []
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, check=True)
+def _run(command: list[str], *, stdout: int | None = None) -> str:
+    """Run `command` to its end; return what it printed, if `stdout` is a pipe.
+
+    Raises `subprocess.CalledProcessError` when it fails. Stopped, this waits until the command has cleaned up, and
+    raises `KeyboardInterrupt(signal number)`: Ctrl-C has reached the command, too, and SIGTERM is passed on.
+    """
+    received: list[int] = []
+    child: subprocess.Popen[str] | None = None
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+        if child is not None and number == signal.SIGTERM:
+            child.terminate()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        child = subprocess.Popen(command, stdout=stdout, text=True)
+        if signal.SIGTERM in received:  # it came before there was a child to tell
+            child.terminate()
+        printed = child.communicate()[0] or ""
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt(received[0])
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return printed
 
 
 def _last_line_of(command: list[str]) -> str:
     """Run `command` and return the last line that it prints: the path of what it made."""
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return printed.strip().splitlines()[-1]
+    return _run(command, stdout=subprocess.PIPE).strip().splitlines()[-1]
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pipeline.artifact import Artifact
 from pipeline.compression.quantize import RowwiseInt8Linear
 from pipeline.errors import PipelineError
 
+PREFIX = "module."  # what DataParallel and DDP put before every name
 WIDTHS = ("in_channels", "out_channels", "groups", "in_features", "out_features", "num_features")
 
 
@@ -193,7 +194,9 @@ def load_weights(model: Classifier, path: Path) -> Classifier:
 
     Raises `PipelineError` that lists what is missing, unexpected or of another shape.
     """
-    state = {_without_prefix(name): tensor for name, tensor in load_file(path).items()}
+    state = load_file(path)
+    while all(name.startswith(PREFIX) for name in state) and not state.keys() <= model.net.state_dict().keys():
+        state = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
     try:
         model.net.load_state_dict(state, strict=True)
     except RuntimeError as error:
@@ -209,13 +212,9 @@ def load_model(source: Artifact, name: str) -> Classifier:
     return load_weights(model, source.file(f"{name}.safetensors")).eval()
 
 
-def _without_prefix(name: str) -> str:
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name
-
-
 def _build_dense(spec: ModelSpec) -> nn.Module:
+    if spec.dropout and spec.name not in ("simple_cnn", "lenet"):
+        raise PipelineError(f"model.dropout = {spec.dropout} is for simple_cnn and lenet; {spec.name} has its own")
     if spec.name in BUILDERS:
         return BUILDERS[spec.name](spec)
     if ":" in spec.name:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import serving.worker
 from pipeline.artifact import sha256_file
 from pipeline.errors import PipelineError
 from pipeline.names import validate_name
@@ -101,7 +102,7 @@ def _check(
 
 def _write_code(contents: Path) -> None:
     (contents / CODE).mkdir(parents=True)
-    for source in files("serving.worker").iterdir():
+    for source in files(serving.worker).iterdir():
         if source.name.endswith(".py"):
             (contents / CODE / source.name).write_bytes(source.read_bytes())
     (contents / ENTRY).write_text(ENTRY_SOURCE)

@@ -1,5 +1,7 @@
 """The package stage: the chosen graph -> a `.mar`, and one held-out image to try it with."""
 
+import re
+
 import numpy as np
 
 from pipeline.artifact import StageResult
@@ -7,7 +9,7 @@ from pipeline.data import Ints, Split, open_dataset, preprocessing_of
 from pipeline.package import build_archive
 from pipeline.session import open_session, probabilities
 from pipeline.stage import Context, data_facts
-from serving.worker.preprocess import decode
+from serving.worker.preprocess import decode, sniff
 
 TOLERANCE = {False: 1e-3, True: 2e-2}  # of a golden probability on another CPU: fp32, int8 (7- and 8-bit sums differ)
 
@@ -38,7 +40,8 @@ def package(context: Context) -> StageResult:
     )
     (first,) = spread_over_classes(dataset.test, 1).tolist()
     held_out = dataset.test.encoded(first)
-    (context.out / f"held-out-{dataset.labels[dataset.test.labels[first]]}.{suffix(held_out)}").write_bytes(held_out)
+    label = re.sub(r"[^A-Za-z0-9_.-]", "_", dataset.labels[dataset.test.labels[first]])
+    (context.out / f"held-out-{label}.{(sniff(held_out) or 'image').lower()}").write_bytes(held_out)
     return StageResult(
         data=data_facts(dataset, spec),
         models=source.manifest.models,
@@ -53,8 +56,3 @@ def spread_over_classes(split: Split, count: int) -> Ints:
         members = np.flatnonzero(split.labels == label)
         turn[members] = np.arange(len(members))
     return np.lexsort((split.labels, turn))[:count]
-
-
-def suffix(encoded: bytes) -> str:
-    """Return the usual file suffix of an encoded image."""
-    return "jpg" if encoded[:2] == b"\xff\xd8" else "png"

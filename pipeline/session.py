@@ -7,15 +7,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+import serving.worker.model
 
-def open_session(model: Path | bytes) -> onnxruntime.InferenceSession:
-    """Open a graph with one thread and without spinning."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    source = model if isinstance(model, bytes) else str(model)
-    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+def open_session(graph: Path) -> onnxruntime.InferenceSession:
+    """Open a graph on the CPU, with one thread and without spinning."""
+    return serving.worker.model.open_session(graph, gpu_id=None)
 
 
 def probabilities(session: onnxruntime.InferenceSession, images_BHWC: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.artifact import Artifact, sha256_file
+from pipeline.compression.candidates import DENSE, float_of
 from pipeline.config import Recipe
 from pipeline.data import Ints, Split
 from pipeline.errors import PipelineError
@@ -54,9 +55,9 @@ class Verdict:
 def verify(recipe: Recipe, made: dict[str, Artifact], images: Images, *, url: str) -> list[Verdict]:
     """Ask everything that was made on the way for its answers to `images`; return a verdict for every hand-over."""
     (chosen,) = made["choose"].manifest.models
-    base = chosen.removesuffix("int8").removesuffix("-") or "fp32"
+    base = float_of(chosen)
     rows = [Handover("PyTorch dense", torch_answers(load_model(made["train"], "dense"), images), 0, 1)]
-    if base != "fp32":
+    if base != DENSE:
         answers = torch_answers(load_model(made["compress"], base), images)
         rows.append(Handover(f"PyTorch {base}", answers, 0, 1))
     if chosen != base:
@@ -109,8 +110,7 @@ def torch_answers(model: Classifier, images: Images) -> Floats:
 
 def in_batches(images: Images, answer: Callable[[NDArray[np.uint8]], Floats]) -> Floats:
     """Return `answer` over all images, a batch at a time."""
-    starts = range(0, len(images), BATCH)
-    return np.concatenate([answer(images.batch(np.arange(s, min(s + BATCH, len(images))))) for s in starts])
+    return np.concatenate([answer(pixels) for pixels in images.batches(BATCH)])
 
 
 def served_answers(split: Split, *, url: str, model: str, digest: str) -> Floats:

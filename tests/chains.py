@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 FAST = (
+    "--train.device=cpu",
     "--model.name=lenet",
     "--data.augment=",
     "--train.epochs=3",

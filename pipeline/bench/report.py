@@ -112,7 +112,6 @@ def conditions() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": cpu_facts(),
         "cpus": os.cpu_count(),
-        "gpu_providers_used": False,
         "onnxruntime": onnxruntime.__version__,
         "versions": library_versions(),
         "rounds": ROUNDS,

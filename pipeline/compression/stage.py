@@ -2,6 +2,7 @@
 
 from pipeline.artifact import StageResult
 from pipeline.compression.bits import weight_bits
+from pipeline.compression.candidates import DENSE, INT8_OF, PRUNED, float_of
 from pipeline.compression.prune import count_macs, prune
 from pipeline.compression.quantize import quantize_linears
 from pipeline.config import PruneConfig
@@ -9,7 +10,7 @@ from pipeline.data import open_dataset, preprocessing_of
 from pipeline.loader import Images, open_images
 from pipeline.models import Classifier, build, load_model, save_weights
 from pipeline.stage import Context
-from pipeline.training.group import Group, average_buffers
+from pipeline.training.group import Group
 from pipeline.training.loop import DistillObjective, Schedule, evaluate, fit
 from pipeline.training.stage import data_parallel, optimizer_for, sampling_of
 
@@ -24,16 +25,16 @@ def compress(context: Context, group: Group) -> StageResult | None:
 
     dense = load_model(context.parent, "dense")
     bits = weight_bits(recipe.compress.quantize.bits)
-    candidates = {"fp32": dense, "int8": quantized(dense, bits=bits)}
+    candidates = {DENSE: dense, INT8_OF[DENSE]: quantized(dense, bits=bits)}
     if recipe.compress.prune.enabled:
         pruned = _pruned(dense, recipe.compress.prune)
         _recover(pruned, dense, images, validation, context=context, group=group)
-        candidates |= {"pruned": pruned, "pruned-int8": quantized(pruned, bits=bits)}
+        candidates |= {PRUNED: pruned, INT8_OF[PRUNED]: quantized(pruned, bits=bits)}
     metrics: dict[str, float] = {}
     for name, model in candidates.items():
         metrics[f"{name}_val_top1"] = evaluate(model.to(group.device), validation, group=group).top1
         metrics[f"{name}_macs"] = (
-            float(count_macs(model.cpu())) if not model.spec.int8 else metrics[f"{_base(name)}_macs"]
+            float(count_macs(model.cpu())) if not model.spec.int8 else metrics[f"{float_of(name)}_macs"]
         )
     if not group.leads:
         return None
@@ -56,10 +57,6 @@ def quantized(model: Classifier, *, bits: int) -> Classifier:
     copy.net.load_state_dict(model.net.state_dict(), strict=True)
     int8 = quantize_linears(copy.net, bits=bits)
     return Classifier(model.spec.model_copy(update={"int8": int8}), copy.net)
-
-
-def _base(name: str) -> str:
-    return {"int8": "fp32", "pruned-int8": "pruned"}[name]
 
 
 def _recover(
@@ -88,4 +85,3 @@ def _recover(
         telemetry=context.telemetry,
         title="recover",
     )
-    average_buffers(pruned, group=group)

@@ -31,7 +31,7 @@ def joined(device: str) -> Iterator[Group]:
     place = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
         torch.cuda.set_device(place)
-        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     try:
         yield Group(dist.get_rank(), dist.get_world_size(), place)
@@ -47,12 +47,13 @@ def summed(group: Group, *values: float) -> list[float]:
 
 
 @torch.no_grad()
-def average_buffers(model: nn.Module, *, group: Group) -> None:
-    """Make floating-point buffers equal everywhere: their mean over processes.
+def average_buffers(net: nn.Module, *, group: Group) -> None:
+    """Make the floating-point buffers of `net` equal everywhere: their mean over processes.
 
-    A running average is linear in what it averages, so this gives BatchNorm the statistics of all processes' images.
+    A running average is linear in what it averages, so BatchNorm gets the mean over processes of the means and
+    variances that each has seen within its own parts of the batches, whenever this is called.
     """
-    for buffer in model.buffers():
+    for buffer in net.buffers():
         if buffer.is_floating_point():
             dist.all_reduce(buffer)
             buffer /= group.world_size

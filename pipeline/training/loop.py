@@ -101,7 +101,7 @@ def fit(
     batches = training_batches(
         images, sampling, first_step=first, last_step=total, rank=group.rank, world_size=group.world_size
     )
-    running = 0.0
+    running, steps = 0.0, 0
     with ExitStack() as stack:
         log = None
         if group.leads:
@@ -117,17 +117,16 @@ def fit(
                 total_steps=total,
             )
             running += _step(plan, optimizer, batch, rate=rate, seed=sampling.seed, group=group)
-            done = batch.step + 1
+            done, steps = batch.step + 1, steps + 1
             if log:
                 log.step(batch.global_size)
             if done % per_epoch == 0 or done % schedule.checkpoint_steps == 0:
-                average_buffers(plan.model, group=group)
+                average_buffers(plan.model.net, group=group)
             if done % per_epoch == 0:
                 score = evaluate(plan.model, validation, group=group)
                 if log:
-                    mean_loss = running / per_epoch
-                    log.epoch(done // per_epoch, step=done, loss=mean_loss, val_top1=score.top1, lr=rate)
-                running = 0.0
+                    log.epoch(done // per_epoch, step=done, loss=running / steps, val_top1=score.top1, lr=rate)
+                running, steps = 0.0, 0
             if done % schedule.checkpoint_steps == 0 and done < total:
                 save_checkpoint(resume, plan.model, optimizer, step=done, group=group)
 
@@ -167,4 +166,8 @@ def evaluate(model: Classifier, images: Images, *, group: Group) -> Score:
         correct += int((logits.argmax(-1) == labels).sum())
         loss += float(F.cross_entropy(logits, labels, reduction="sum"))
     all_correct, all_loss, count = summed(group, correct, loss, len(mine))
+    if not math.isfinite(all_loss):
+        raise PipelineError(
+            "the trained weights give a loss that is not finite; lower the learning rate", exit_status=1
+        )
     return Score(int(count), int(all_correct), all_loss / count)

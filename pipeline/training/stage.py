@@ -9,7 +9,7 @@ from pipeline.data import open_dataset, preprocessing_of
 from pipeline.loader import Images, Sampling, open_images
 from pipeline.models import Classifier, ModelSpec, build, save_weights
 from pipeline.stage import Context, data_facts
-from pipeline.training.group import Group, average_buffers
+from pipeline.training.group import Group
 from pipeline.training.loop import LabelObjective, Schedule, evaluate, fit
 from pipeline.training.optim import build_optimizer
 from pipeline.training.parallel import DataParallel, Objective
@@ -46,7 +46,6 @@ def train(context: Context, group: Group) -> StageResult | None:
         telemetry=context.telemetry,
         title="train",
     )
-    average_buffers(model, group=group)
     score = evaluate(model, validation, group=group)
     if not group.leads:
         return None

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,7 +19,7 @@ class Telemetry:
         folder.mkdir(parents=True, exist_ok=True)
         self._title, self._per_epoch, self._total = title, steps_per_epoch, total_steps
         self._board = SummaryWriter(str(folder), purge_step=first_step)
-        self._lines = (folder / "metrics.jsonl").open("a")
+        self._lines = _reopened(folder / "metrics.jsonl", first_step=first_step)
         self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -66,3 +67,12 @@ class Telemetry:
             soft_wrap=True,
         )
         self._since, self._images = time.monotonic(), 0
+
+
+def _reopened(path: Path, *, first_step: int) -> TextIO:
+    """Open the log of a run that goes on at `first_step`: what was written of later steps is repeated, so it goes."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    kept = [line for line in lines if json.loads(line)["step"] <= first_step]
+    stream = path.open("w")
+    stream.writelines(f"{line}\n" for line in kept)
+    return stream

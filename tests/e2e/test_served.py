@@ -27,7 +27,7 @@ from serving.client import Client
 from serving.stack import Options
 from serving.worker.preprocess import Preprocessing, decode
 from tests.chains import FAST, made, run_pipeline
-from tests.stacks import served
+from tests.stacks import free_port, served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.multirank]
 
@@ -64,6 +64,13 @@ def test_verify_refuses_an_endpoint_that_serves_another_model(trained: Path) -> 
         verified = run_pipeline(trained, "verify", *other, "--port", str(stack.topology.port))
     assert verified.returncode == 2
     assert "serves a model with digest" in verified.stderr.splitlines()[-1]
+
+
+def test_verify_without_a_stack_is_one_line(trained: Path) -> None:
+    verified = run_pipeline(trained, "verify", *FAST, "--port", str(free_port()))
+    assert verified.returncode == 1
+    assert verified.stderr.splitlines()[-1].startswith("quartet: no answer from http://127.0.0.1:")
+    assert "Traceback" not in verified.stderr
 
 
 def test_bench_writes_what_ships_beside_its_baselines(trained: Path) -> None:
@@ -150,12 +157,13 @@ def test_photographs_get_the_offline_answers(resnet: tuple[str, list[bytes], NDA
     assert np.abs(answers - offline).max() < 1e-6
 
 
-def test_two_hundred_images_sent_32_at_a_time_get_the_offline_answers(trained: Path) -> None:
+def test_two_hundred_images_sent_32_at_a_time_get_the_offline_answers(trained: Path, tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
     archive = made(trained, "package", *FAST, "--choose.force=pruned-int8")
     with zipfile.ZipFile(archive) as packed:
-        session = open_session(packed.read("model.onnx"))
+        packed.extract("model.onnx", tmp_path)
+        session = open_session(tmp_path / "model.onnx")
         spec = Preprocessing.from_json(json.loads(packed.read("package.json"))["preprocessing"])
     images: list[bytes] = []
     for pixels in load_digits().images[:200]:

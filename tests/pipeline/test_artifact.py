@@ -66,6 +66,17 @@ def test_key_depends_on_every_fact(fact: str) -> None:
     assert key_of(FACTS | {fact: "other"}) != key_of(FACTS)
 
 
+def test_artifact_that_is_made_anew_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    def other(out: Path) -> StageResult:
+        (out / "weights").write_bytes(b"new")
+        assert load_artifact(first.path).file("weights").read_bytes() == b"abc"
+        return StageResult(data={})
+
+    first = publish(tmp_path, stage="s", facts=FACTS, work=write_weights)
+    assert publish(tmp_path, stage="s", facts=FACTS, work=other).file("weights").read_bytes() == b"new"
+    assert [path.name for path in (tmp_path / "s").iterdir()] == [first.path.name]
+
+
 @pytest.mark.parametrize("damage", ["change", "remove"])
 def test_changed_file_is_refused_by_name(tmp_path: Path, damage: str) -> None:
     made = publish(tmp_path, stage="s", facts=FACTS, work=write_weights)

@@ -1,7 +1,5 @@
 """What the machine offers, and what happens when more is asked of it."""
 
-import os
-
 import pytest
 
 from pipeline import machine
@@ -12,13 +10,20 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(machine, "gpu_names", lambda: ["H200"] * count)
 
 
-def test_affinity_limits_the_cpus() -> None:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        assert machine.available_cpus() == 1
-    finally:
-        os.sched_setaffinity(0, before)
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["A", "B"]),
+        ("1", ["B"]),
+        ("1,0", ["B", "A"]),
+        ("-1", []),
+        ("", []),
+        ("0,7,1", ["A"]),
+        ("GPU-b", ["B"]),
+    ],
+)
+def test_visible_gpus_are_read_as_cuda_reads_them(visible: str | None, names: list[str]) -> None:
+    assert machine.visible_names([("GPU-aa", "A"), ("GPU-bb", "B")], visible) == names
 
 
 def test_cpu_has_a_name_and_only_known_flags() -> None:

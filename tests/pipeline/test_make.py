@@ -1,6 +1,11 @@
 """What make's targets run."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +14,30 @@ import pytest
 from pipeline import make
 from pipeline.make import Values, main, read_values, run_target
 
+ROOT = Path(make.__file__).resolve().parent.parent
 NOTHING = Values(recipe="", nproc="", replicas="", port="", image="", args=())
 PIPELINE = [sys.executable, "-m", "pipeline"]
 SERVING = [sys.executable, "-m", "serving"]
+# A make target whose every stage is the script that is named first.
+TARGET = """
+import sys
+from pipeline import make
+make.pipeline_command = lambda stage, values: [sys.executable, sys.argv[1]]
+sys.exit(make.main(sys.argv[2]))
+"""
+# A command that takes its time to clean up, as one that has replicas to stop.
+SLOW = """
+import signal, sys, time
+from pathlib import Path
+def clean(number, frame):
+    time.sleep(0.8)
+    Path("cleaned").write_text(str(number))
+    sys.exit(0)
+signal.signal(signal.SIGINT, clean)
+signal.signal(signal.SIGTERM, clean)
+Path("started").touch()
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -48,6 +74,17 @@ def test_predict_without_an_image_is_one_line(
     monkeypatch.delenv("ARGS", raising=False)
     assert main("predict") == 2
     assert capsys.readouterr().err == "which image? make predict IMAGE=path\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "passed"), [("stop", []), ("status", ["--json"]), ("logs", ["--json"]), ("predict", ["--json"])]
+)
+def test_stop_leaves_the_arguments_to_the_targets_after_it(
+    verb: str, passed: list[str], commands: list[list[str]]
+) -> None:
+    run_target(verb, replace(NOTHING, image="x.png", args=("--json",)))
+    image = ["--image", "x.png"] if verb == "predict" else []
+    assert commands == [[*SERVING, verb, *image, *passed]]
 
 
 def test_only_what_was_given_is_passed_on(commands: list[list[str]]) -> None:
@@ -104,7 +141,37 @@ def test_last_line_of_output_is_the_path_of_what_was_made() -> None:
     assert make._last_line_of([sys.executable, "-c", "print('talk'); print('a/b.mar')"]) == "a/b.mar"
 
 
-def test_exit_status_of_the_command_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "pipeline_command", lambda stage, values: [sys.executable, "-c", "raise SystemExit(3)"])
+@pytest.mark.parametrize(
+    ("code", "status"), [("raise SystemExit(3)", 3), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137)]
+)
+def test_exit_status_of_the_command_is_kept(code: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "pipeline_command", lambda stage, values: [sys.executable, "-c", code])
     monkeypatch.delenv("ARGS", raising=False)
-    assert main("train") == 3
+    assert main("train") == status
+
+
+@pytest.fixture(params=["train", "serve"])
+def working(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a target in a process group of its own, and wait until its first command is at work."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-c", TARGET, "slow.py", request.param]
+    environment = {name: value for name, value in os.environ.items() if name != "ARGS"}
+    environment["PYTHONPATH"] = str(ROOT)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as process:
+        while not (tmp_path / "started").exists() and process.poll() is None:
+            time.sleep(0.02)
+        yield process
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_ctrl_c_waits_until_the_command_has_cleaned_up(working: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    os.killpg(working.pid, signal.SIGINT)  # a terminal sends it to every process of the group
+    assert working.wait(timeout=20) == 130
+    assert (tmp_path / "cleaned").read_text() == str(int(signal.SIGINT))
+
+
+def test_sigterm_is_passed_on_and_waited_for(working: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    working.terminate()
+    assert working.wait(timeout=20) == 143
+    assert (tmp_path / "cleaned").read_text() == str(int(signal.SIGTERM))

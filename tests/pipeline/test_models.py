@@ -62,6 +62,7 @@ def test_pixels_are_normalised_by_the_numbers_of_the_spec() -> None:
         ({"name": "builtins:dict"}, "returned dict, not a torch.nn.Module"),
         ({"name": "lenet", "height": 12}, "lenet takes images of 16x16 or more, not 12x28; raise data.height"),
         ({"name": "vit_b_16", "height": 30, "width": 30} | COLOUR, "vit_b_16 takes square images of a multiple of 16"),
+        ({"name": "resnet20", "dropout": 0.5}, r"model\.dropout = 0\.5 is for simple_cnn and lenet"),
         ({"name": "inception_v3"} | COLOUR, "auxiliary heads"),
     ],
 )
@@ -90,6 +91,19 @@ def test_checkpoint_of_a_wrapped_model_loads_without_its_prefix(tmp_path: Path, 
     save_file({prefix + name: tensor for name, tensor in model.net.state_dict().items()}, tmp_path / "w.safetensors")
     again = load_weights(build(model.spec), tmp_path / "w.safetensors")
     assert torch.equal(again.net.state_dict()["fc2.weight"], model.net.state_dict()["fc2.weight"])
+
+
+def with_submodule_called_module(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
+    """A user's network whose own names begin like a wrapper's."""
+    net = nn.Sequential()
+    net.add_module("module", nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, num_classes)))
+    return net
+
+
+def test_network_with_a_submodule_called_module_loads(tmp_path: Path) -> None:
+    model = build(spec("tests.pipeline.test_models:with_submodule_called_module"))
+    save_weights(model, tmp_path / "w.safetensors")
+    load_weights(build(model.spec), tmp_path / "w.safetensors")
 
 
 def test_our_files_have_no_prefix(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """Which images travel in the archive."""
 
 import numpy as np
-import pytest
 
 from pipeline.data import Arrays, Split
-from pipeline.package_stage import spread_over_classes, suffix
+from pipeline.package_stage import spread_over_classes
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 SPLIT = Split(Arrays(np.zeros((6, 2, 2), np.uint8)), np.arange(6), LABELS, "six")
@@ -17,8 +16,3 @@ def test_golden_images_come_from_every_class_before_any_comes_twice() -> None:
 
 def test_fewer_images_than_asked_for_are_all_taken() -> None:
     assert len(spread_over_classes(SPLIT, 99)) == 6
-
-
-@pytest.mark.parametrize(("start", "name"), [(b"\xff\xd8\xff", "jpg"), (b"\x89PNG", "png")])
-def test_suffix_follows_the_bytes(start: bytes, name: str) -> None:
-    assert suffix(start) == name

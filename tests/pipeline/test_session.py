@@ -9,13 +9,15 @@ from tests.colour import LABELS, colour_onnx
 
 
 def test_session_uses_one_thread_and_does_not_spin(tmp_path: Path) -> None:
-    options = open_session(colour_onnx()).get_session_options()
+    (tmp_path / "colour.onnx").write_bytes(colour_onnx())
+    options = open_session(tmp_path / "colour.onnx").get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
 
-def test_answers_are_probabilities_for_every_image() -> None:
+def test_answers_are_probabilities_for_every_image(tmp_path: Path) -> None:
+    (tmp_path / "colour.onnx").write_bytes(colour_onnx())
     images = np.zeros((3, 32, 32, 3), np.uint8)
     images[1, :, :, 0] = 255
-    answers = probabilities(open_session(colour_onnx()), images)
+    answers = probabilities(open_session(tmp_path / "colour.onnx"), images)
     assert [LABELS[k] for k in answers.argmax(1)] == ["black", "red", "black"]

@@ -1,6 +1,7 @@
 """The loop on one process: exact counts, resuming that changes nothing, and a stop on a loss that is not finite."""
 
 import json
+import multiprocessing
 import os
 import socket
 from collections.abc import Iterator
@@ -66,11 +67,12 @@ def train(
     checkpoint_steps: int = 2,
     lr: float = 0.05,
     bf16: bool = False,
+    optimizer: str = "sgd",
 ) -> None:
     plan = DataParallel(model, group, LabelObjective(), accumulate=accumulate, bf16=bf16, channels_last=True)
     fit(
         plan,
-        build_optimizer(model, name="sgd", lr=lr, momentum=0.9, weight_decay=0.0),
+        build_optimizer(model, name=optimizer, lr=lr, momentum=0.9, weight_decay=0.0),
         images,
         images,
         sampling=Sampling(batch_size=8, seed=0, augment=("crop",), padding=1),
@@ -105,12 +107,12 @@ def test_bf16_rounds_differently_and_learns_the_same(images: Images, group: Grou
     assert evaluate(rounded, images, group=group).top1 == 1.0
 
 
-@pytest.mark.parametrize("killed_after", [3, 5, 11])
+@pytest.mark.parametrize(("killed_after", "optimizer"), [(3, "sgd"), (11, "sgd"), (5, "adamw")])
 def test_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(
-    images: Images, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int
+    images: Images, group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after: int, optimizer: str
 ) -> None:
-    straight = network(dropout=0.5, name="lenet")
-    train(straight, images, group, tmp_path / "straight")
+    straight = network(dropout=0.5)
+    train(straight, images, group, tmp_path / "straight", lr=0.01, optimizer=optimizer)
 
     steps = 0
     original = DataParallel.forward_backward
@@ -124,12 +126,14 @@ def test_interrupted_training_ends_with_the_weights_of_an_uninterrupted_one(
 
     monkeypatch.setattr(DataParallel, "forward_backward", dies)
     with pytest.raises(KeyboardInterrupt):
-        train(network(dropout=0.5), images, group, tmp_path / "killed")
+        train(network(dropout=0.5), images, group, tmp_path / "killed", lr=0.01, optimizer=optimizer)
     monkeypatch.undo()
     resumed = network(dropout=0.5)
     assert latest_step(tmp_path / "killed" / "resume") == killed_after // 2 * 2
-    train(resumed, images, group, tmp_path / "killed")
+    train(resumed, images, group, tmp_path / "killed", lr=0.01, optimizer=optimizer)
     assert torch.equal(weights(straight), weights(resumed))
+    lines = (tmp_path / "killed" / "log" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [1, 2, 3]
 
 
 def test_half_written_checkpoint_is_not_loaded(images: Images, group: Group, tmp_path: Path) -> None:
@@ -159,8 +163,25 @@ def test_teacher_alone_decides_when_the_recipe_says_so() -> None:
         assert torch.equal(losses, objective(student, pixels, 1 - labels))
 
 
-def test_buffers_become_the_mean_over_processes(group: Group) -> None:
-    model = network(name="resnet20")
-    before = model.net.state_dict()["bn.running_mean"].clone()
-    average_buffers(model, group=group)
-    assert torch.equal(model.net.state_dict()["bn.running_mean"], before)
+@pytest.mark.multirank
+def test_buffers_become_the_mean_over_processes(tmp_path: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=_average_in_rank, args=(r, str(tmp_path / "store"), str(tmp_path))) for r in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    means = [torch.tensor(json.loads((tmp_path / f"{rank}.json").read_text())) for rank in range(2)]
+    assert means[0].tolist() == means[1].tolist() == [1.5] * 4
+
+
+def _average_in_rank(rank: int, store: str, out: str) -> None:
+    """Average a running mean of 1 and one of 2 over two processes."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    norm = torch.nn.BatchNorm2d(4)
+    assert norm.running_mean is not None
+    norm.running_mean.fill_(rank + 1)
+    average_buffers(norm, group=Group(rank, 2, torch.device("cpu")))
+    (Path(out) / f"{rank}.json").write_text(json.dumps(norm.running_mean.tolist()))
+    dist.destroy_process_group()
