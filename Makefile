@@ -14,10 +14,11 @@ $(foreach name,$(VALUES),$(eval override $(name) := $$(value $(name))))
 export $(VALUES)
 
 SHELL := /bin/sh
-RUN := @"$$VENV/bin/python" -m pipeline.make
+# exec: the SIGTERM that make passes on is for Python, not for a shell around it.
+RUN := @exec "$$VENV/bin/python" -m pipeline.make
 # Without an environment nothing was ever started, and looking at nothing must not install 7 GB.
 ASK := @test -x "$$VENV/bin/python" || { echo "nothing is installed yet, so nothing runs: make install"; exit 0; }; \
-	"$$VENV/bin/python" -m pipeline.make
+	exec "$$VENV/bin/python" -m pipeline.make
 
 .DEFAULT_GOAL := help
 # `make train compress serve` runs in that order, also under -j.
@@ -29,7 +30,7 @@ help: ## Print every target
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
 	@printf '\n  RECIPE    name of a recipe in pipeline/recipes, or the path of a .toml file\n'
 	@printf '  NPROC     training processes; REPLICAS and PORT shape the served stack\n'
-	@printf '  ARGS      more for the command behind the target, as you would type it in a shell\n'
+	@printf '  ARGS      more for the command behind the target, as you would type it in a shell; not for stop\n'
 	@printf '  PYTHON    the Python (3.11-3.13) that makes the environment; VENV where it stands (.venv)\n'
 
 install: ## Create .venv with the pinned dependencies (about 7 GB); nothing when they are there

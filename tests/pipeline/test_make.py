@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,7 +162,7 @@ def working(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subproce
         while not (tmp_path / "started").exists() and process.poll() is None:
             time.sleep(0.02)
         yield process
-        if process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
