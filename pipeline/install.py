@@ -79,6 +79,16 @@ def refusal(machine: Machine) -> "str | None":
     return None
 
 
+def occupied(venv: Path) -> "str | None":
+    """Return the one line that says why no environment may be made in `venv`, or None: what was cut off is deleted."""
+    marks = ("pyvenv.cfg", STAMP, UNFINISHED)
+    if not venv.exists() or (venv.is_dir() and not any(venv.iterdir())):
+        return None
+    if any((venv / name).exists() for name in marks):
+        return None
+    return f"VENV={venv} is there and is no Python environment; name another folder, a new or an empty one"
+
+
 def fingerprint(venv: Path, *, root: Path = ROOT) -> "dict[str, str]":
     """Return what a complete environment's stamp says: what went in, and where it stands (a moved one is broken)."""
     digest = hashlib.sha256()
@@ -128,7 +138,7 @@ def main(venv: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_installed(venv):
             return 0
-        reason = refusal(inspect_machine(venv))
+        reason = occupied(venv) or refusal(inspect_machine(venv))
         if reason:
             print(reason, file=sys.stderr)
             return EXIT_REFUSED

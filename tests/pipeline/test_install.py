@@ -3,9 +3,13 @@
 import ast
 import subprocess
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from pipeline import install
 from pipeline.install import Machine, describe, is_installed, refusal
@@ -31,6 +35,7 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "pipeline/constraints.txt").write_text("torch==1\n")
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    (tmp_path / ".venv/pyvenv.cfg").touch()
     return tmp_path
 
 
@@ -87,6 +92,35 @@ def test_refusal_is_printed_and_exits_with_two(
     monkeypatch.setattr(install, "inspect_machine", lambda _: GOOD._replace(free_gb=1.0))
     assert install.main(tree / ".venv") == 2
     assert capsys.readouterr().err == "the installation needs 10.3 GB of disk; 1.0 GB are free\n"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_what_is_no_environment_is_refused_and_left_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, precious = tmp_path / "photos", tmp_path / "photos"
+    if kind == "folder":
+        place.mkdir()
+        precious = place / "holiday.jpg"
+    precious.write_text("precious")
+    monkeypatch.setattr(install, "inspect_machine", lambda _: GOOD)
+    monkeypatch.setattr(install, "install", lambda venv: pytest.fail(f"installs into {venv}"))
+    assert install.main(place) == 2
+    line = f"VENV={place} is there and is no Python environment; name another folder, a new or an empty one\n"
+    assert capsys.readouterr().err == line
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("mark", ["pyvenv.cfg", install.STAMP, install.UNFINISHED])
+def test_environment_and_a_half_made_one_are_not_refused(mark: str, tmp_path: Path) -> None:
+    (tmp_path / mark).touch()
+    (tmp_path / "lib").mkdir()
+    assert install.occupied(tmp_path) is None
+
+
+def test_new_or_empty_folder_is_not_refused(tmp_path: Path) -> None:
+    assert install.occupied(tmp_path) is None
+    assert install.occupied(tmp_path / "new") is None
 
 
 def test_this_machine_is_described_truly(tmp_path: Path) -> None:
@@ -201,6 +235,32 @@ def test_failed_pip_is_one_line_and_leaves_no_stamp(
 )
 def test_pip_is_reported_by_what_it_fetches(line: str, shown: str) -> None:
     assert describe(line) == shown
+
+
+def pinned() -> dict[str, str]:
+    """Return name and version of every line of the constraints, names in their normal form."""
+    lines = (install.ROOT / "pipeline/constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def required(name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]) -> None:
+    """Add to `seen` what `name` needs, directly and indirectly, on any machine, as its metadata says."""
+    if (name, extras) in seen:
+        return
+    seen.add((name, extras))
+    with suppress(PackageNotFoundError):  # for another machine: not installed on this one
+        for line in distribution(name).requires or []:
+            need = Requirement(line)
+            environments = [{"extra": extra, "platform_machine": m} for extra in extras for m in ("x86_64", "aarch64")]
+            if need.marker is None or any(need.marker.evaluate(environment) for environment in environments):
+                required(canonicalize_name(need.name), frozenset({"", *need.extras}), seen)
+
+
+def test_what_is_pinned_is_what_some_dependency_requires() -> None:
+    seen: set[tuple[str, frozenset[str]]] = set()
+    required("quartet", frozenset({"", "dev"}), seen)
+    assert set(pinned()) == {name for name, _ in seen} - {"quartet"}
 
 
 def test_old_python_gets_a_sentence_and_no_syntax_error() -> None:
