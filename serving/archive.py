@@ -55,9 +55,15 @@ def _verify(path: Path, archive: zipfile.ZipFile) -> ArchiveInfo:
         with archive.open(name) as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != expected:  # type: ignore[arg-type]
                 raise PackageError(f"{name} was changed")
-    model = json.loads(archive.read(MANIFEST)).get("model", {})
+    manifest = json.loads(archive.read(MANIFEST))
+    model = manifest.get("model") if isinstance(manifest, dict) else None
+    if not isinstance(model, dict):
+        raise PackageError(f"{MANIFEST} describes no model")
     if (model.get("modelName"), model.get("modelVersion")) != (listing.name, listing.version):
         raise PackageError(f"{MANIFEST} and {PACKAGE} name different models")
+    # The manifest itself is in no list: TorchServe must not be sent to a file that nobody checked.
+    if str(handler := model.get("handler")) not in listing.files:
+        raise PackageError(f"{MANIFEST} names the handler {handler!r}, which is none of the files in {PACKAGE}")
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return ArchiveInfo(path, listing.name, listing.version, listing.files[GRAPH], digest)

@@ -42,7 +42,7 @@ class Refused(Exception):
         self.code = code
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """The encoded images of one request; `listed` when the answer has to be a list, too."""
 
@@ -51,7 +51,7 @@ class Request:
     top_k: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """One part of a form."""
 
@@ -69,14 +69,15 @@ def read_request(row: Mapping[str, Any], *, top_k: str | None = None) -> Request
     if len(values) == 1:
         images, listed, inner = _read_body(*values.values())
     else:  # a form that a plain TorchServe took apart: of each name, only the last part is left
-        images, listed, inner = _read_parts([Part(name, False, _bytes(value)) for name, value in values.items()])
+        parts = [Part(name=name, is_file=False, value=_bytes(value)) for name, value in values.items()]
+        images, listed, inner = _read_parts(parts)
     if _TOP_K in row:
         inner = _bytes(row[_TOP_K]).decode(errors="replace")
     if not images:
         raise Refused(400, "no_image", f"the request holds no image; {_FORMS}")
     if len(images) > MAX_IMAGES:
         raise Refused(413, "too_many_images", f"{len(images)} images in one request; the limit is {MAX_IMAGES}")
-    return Request(tuple(images), listed, _top_k(inner if top_k is None else top_k))
+    return Request(images=tuple(images), listed=listed, top_k=_top_k(inner if top_k is None else top_k))
 
 
 def refuse_image(error: BadImage, position: int | None) -> Refused:
@@ -205,8 +206,8 @@ def _part(head: bytes, value: bytes) -> Part:
         if field.strip().lower() == b"content-disposition":
             given = {name.lower(): text.strip(b'"') for name, text in _PARAMETER.findall(content)}
             is_file = b"filename" in given or b"filename*" in given
-            return Part(given.get(b"name", b"").decode(errors="replace"), is_file, value)
-    return Part("", False, value)
+            return Part(name=given.get(b"name", b"").decode(errors="replace"), is_file=is_file, value=value)
+    return Part(name="", is_file=False, value=value)
 
 
 def _read_parts(parts: list[Part]) -> Read:

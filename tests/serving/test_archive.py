@@ -1,3 +1,5 @@
+"""What an archive must be before anything is started with it."""
+
 import hashlib
 import json
 import zipfile
@@ -6,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.archive import verify_archive
+from serving.archive import MANIFEST, verify_archive
 from serving.errors import UserError
 from tests.colour import colour_archive, colour_onnx
 
@@ -35,6 +37,11 @@ def edited(contents: Contents, path: str, **values: object) -> None:
     contents[path] = json.dumps(json.loads(contents[path]) | values).encode()
 
 
+def handled_by(contents: Contents, handler: str) -> None:
+    manifest = json.loads(contents[MANIFEST])
+    edited(contents, MANIFEST, model=manifest["model"] | {"handler": handler})
+
+
 def test_a_good_archive_says_what_it_serves(archive: Path) -> None:
     info = verify_archive(archive)
     assert (info.path, info.name, info.version) == (archive, "colour", "1.2")
@@ -55,6 +62,16 @@ def test_a_good_archive_says_what_it_serves(archive: Path) -> None:
         (lambda contents: edited(contents, "package.json", name="other"), "name different models"),
         (lambda contents: edited(contents, "package.json", version="9"), "name different models"),
         (lambda contents: edited(contents, "package.json", files={}), "does not list golden.json, model.onnx"),
+        (
+            lambda contents: handled_by(contents, "../x.py"),
+            "names the handler '../x.py', which is none of the files in",
+        ),
+        (
+            lambda contents: handled_by(contents, "image_classifier"),
+            "names the handler 'image_classifier', which is none",
+        ),
+        (lambda contents: contents.update({MANIFEST: b"[]"}), "MANIFEST.json describes no model"),
+        (lambda contents: edited(contents, MANIFEST, model=[]), "MANIFEST.json describes no model"),
         (lambda contents: contents.update({"package.json": b"{"}), "not a readable archive"),
     ],
 )

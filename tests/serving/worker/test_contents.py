@@ -1,3 +1,5 @@
+"""What package.json must list."""
+
 import pytest
 
 from serving.worker.contents import PackageError, read_listing

@@ -1,3 +1,5 @@
+"""Rows in, answers out: one bad row harms no other."""
+
 import base64
 import json
 import logging

@@ -1,3 +1,5 @@
+"""Loading an archive's model: its files, its session, its golden images."""
+
 import dataclasses
 import hashlib
 import json

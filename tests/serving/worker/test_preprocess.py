@@ -1,3 +1,5 @@
+"""From encoded images to the model's input, equal on every machine."""
+
 import io
 import struct
 import zlib
