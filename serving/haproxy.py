@@ -41,9 +41,6 @@ class Server(NamedTuple):
     status: str
     requests: int
     current: int
-    queued: int
-    errors: int
-    check: str
 
 
 def error_body(code: str, message: str) -> str:
@@ -158,19 +155,8 @@ def servers(topology: Topology) -> dict[str, Server]:
                 status=row["status"],
                 requests=int(row["stot"] or 0) + (known.requests if known else 0),
                 current=int(row["scur"] or 0) + (known.current if known else 0),
-                queued=int(row["qcur"] or 0) + (known.queued if known else 0),
-                errors=int(row["econ"] or 0) + int(row["eresp"] or 0) + (known.errors if known else 0),
-                check=row["check_status"],
             )
     return found
-
-
-def set_state(topology: Topology, name: str, state: str) -> None:
-    """Set replica `name` to `ready`, `drain` or `maint`; raises StackError when the balancer refuses."""
-    for backend in BACKENDS:
-        answer = command(topology, f"set server {backend}/{name} state {state}").strip()
-        if answer:
-            raise StackError(f"haproxy refused state {state} for {name}: {answer}")
 
 
 def release(topology: Topology, name: str) -> None:

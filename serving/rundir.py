@@ -1,17 +1,22 @@
 """The run directory: who may own it, and the files through which the processes of one stack share facts."""
 
 import os
+import re
 import stat
 import tempfile
 import time
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from serving.errors import UserError
+from pydantic import ValidationError
+
+from serving.errors import StackError, UserError
 from serving.topology import Frozen, Topology
 
 Shared = TypeVar("Shared", bound=Frozen)
 Phase = Literal["starting", "loading", "ready", "failed"]
+# A space ends a word in haproxy.cfg, a comma or a plus means something in config.properties, and so on.
+PLAIN_PATH = re.compile(r"[A-Za-z0-9_./-]+")
 
 
 class Model(Frozen):
@@ -68,8 +73,14 @@ def run_dir_of(port: int) -> Path:
 def prepare(run_dir: Path) -> None:
     """Create `run_dir` and its parent as 0700 folders of ours.
 
-    Raises UserError when either is a symbolic link, belongs to somebody else or is open to others.
+    Raises UserError when either is a symbolic link, belongs to somebody else or is open to others, and when the path
+    has characters that the programs of a stack would read as syntax.
     """
+    if not PLAIN_PATH.fullmatch(str(run_dir)):
+        raise UserError(
+            f"run directory {str(run_dir)!r} has other characters than A-Z, a-z, 0-9 and _ . / -, which HAProxy and "
+            f"TorchServe would misread; set QUARTET_RUN_DIR to another path"
+        )
     for folder in (run_dir.parent, run_dir):
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -90,27 +101,24 @@ def write(path: Path, value: Frozen) -> None:
 
 
 def read(path: Path, kind: type[Shared]) -> Shared | None:
-    """Return the value in `path`, or None when there is none."""
+    """Return the value in `path`, or None when there is none; raises StackError when another version wrote it."""
     try:
-        return kind.model_validate_json(path.read_text())
+        return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "text"
+        raise StackError(
+            f"{path} is of another version of this program ({where}: {first['msg']}); stop the stack and start it again"
+        ) from error
 
 
 def read_stack(run_dir: Path) -> Stack | None:
-    """Return what was started in `run_dir`, or None."""
+    """Return what was started in `run_dir`, or None; raises StackError when another version started it."""
     return read(run_dir / "stack.json", Stack)
 
 
 def report(replica_dir: Path, phase: Phase, *, error: str = "") -> None:
     """Record the launcher's progress for `start`, `status` and the watchdog."""
     write(replica_dir / "state.json", ReplicaState(phase=phase, since=time.time(), pid=os.getpid(), error=error))
-
-
-def being_deployed(replica_dir: Path) -> bool:
-    """Tell whether a deploy holds this replica, so that the watchdog leaves it alone; expires after 10 minutes."""
-    marker = replica_dir / "deploying"
-    try:
-        return time.time() - marker.stat().st_mtime < 600
-    except FileNotFoundError:
-        return False

@@ -4,8 +4,8 @@ import fcntl
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import Field
@@ -16,13 +16,14 @@ from serving.errors import StackError, UserError
 from serving.rundir import Model, ReplicaState, Stack
 from serving.supervisor import Supervisor, config
 from serving.supervisor import start as start_supervisor
-from serving.topology import Frozen, Limits, Timeouts, Topology, Watch, plan
+from serving.topology import Frozen, Limits, Replica, Timeouts, Topology, Watch, plan
 
 Say = Callable[[str], None]
+DEFAULT_REPLICAS = 2
 
 
 def running(port: int) -> Stack | None:
-    """Return the stack whose supervisord answers on `port`, or None."""
+    """Return the stack whose supervisord answers on `port`, or None; raises StackError when another version runs it."""
     stack = rundir.read_stack(rundir.run_dir_of(port))
     return stack if stack and Supervisor(stack.topology, timeout_s=5).alive() else None
 
@@ -30,7 +31,7 @@ def running(port: int) -> Stack | None:
 class Options(Frozen):
     """The shape of a stack, apart from what it serves and where."""
 
-    replicas: int = Field(default=2, gt=0)
+    replicas: int | None = Field(default=None, gt=0)  # None: two, or as many as run already
     workers: int | None = Field(default=None, gt=0)  # over all replicas; None: one per CPU, as far as memory allows
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
@@ -47,14 +48,14 @@ def start(archive: ArchiveInfo, *, port: int, options: Options, say: Say) -> tup
     rundir.prepare(run_dir)
     with _lock(run_dir):
         if stack := running(port):
-            _require_same(stack, archive)
+            _require_same(stack, archive, options)
             return stack, False
         stack = _describe(archive, run_dir=run_dir, port=port, options=options)
         host.sweep(run_dir)
         host.require_free_port(port)
         cpus = host.available_cpus()
-        if options.replicas > cpus:
-            say(f"warning: {options.replicas} replicas share {cpus} CPUs; they add availability, not speed")
+        if (replicas := len(stack.topology.replicas)) > cpus:
+            say(f"warning: {replicas} replicas share {cpus} CPUs; they add availability, not speed")
         _write_files(stack, archive)
         try:
             start_supervisor(stack)
@@ -65,11 +66,22 @@ def start(archive: ArchiveInfo, *, port: int, options: Options, say: Say) -> tup
     return stack, True
 
 
-def _require_same(stack: Stack, archive: ArchiveInfo) -> None:
+def _require_same(stack: Stack, archive: ArchiveInfo, options: Options) -> None:
     port, model = stack.topology.port, stack.model
     if model.digest != archive.digest:
         raise UserError(
             f"port {port} already serves another archive ({model.name} {model.version}, {model.graph_digest[:12]}); "
+            f"stop it first: python -m serving stop --port {port}"
+        )
+    running, workers = len(stack.topology.replicas), stack.topology.workers
+    if options.replicas not in (None, running):
+        raise UserError(
+            f"port {port} already serves with {running} replicas, not {options.replicas}; change it with: "
+            f"make stop serve PORT={port} REPLICAS={options.replicas}"
+        )
+    if options.workers and max(options.workers, running) != workers:  # at least one per replica, as in `plan`
+        raise UserError(
+            f"port {port} already serves with {workers} workers, not {options.workers}; "
             f"stop it first: python -m serving stop --port {port}"
         )
 
@@ -77,12 +89,13 @@ def _require_same(stack: Stack, archive: ArchiveInfo) -> None:
 def _describe(archive: ArchiveInfo, *, run_dir: Path, port: int, options: Options) -> Stack:
     """Decide everything about a stack; raises UserError when this machine lacks something."""
     java, java_major = host.find_java()
+    replicas = options.replicas or DEFAULT_REPLICAS
     return Stack(
         topology=plan(
             run_dir=run_dir,
             port=port,
-            replicas=options.replicas,
-            workers=options.workers or host.default_workers(replicas=options.replicas),
+            replicas=replicas,
+            workers=options.workers or host.default_workers(replicas=replicas),
             limits=options.limits,
             timeouts=options.timeouts,
             watch=options.watch,
@@ -139,11 +152,9 @@ def wait_until_ready(stack: Stack, *, say: Say) -> None:
     topology = stack.topology
     begin = time.monotonic()
     missing = {replica.name: replica for replica in topology.replicas}
+    pids: dict[str, int] = {}
     while missing:
-        for name, replica in list(missing.items()):
-            state = rundir.read(replica.directory / "state.json", ReplicaState)
-            if state and state.phase == "failed":
-                raise StackError(f"{name} did not start: {state.error}")
+        _require_launchers(topology, missing.values(), pids)
         for name in _up(topology) & missing.keys():
             del missing[name]
             say(f"{name} ready after {time.monotonic() - begin:.1f} s")
@@ -151,6 +162,22 @@ def wait_until_ready(stack: Stack, *, say: Say) -> None:
             causes = "; ".join(f"{name}: {torchserve.last_error(r) or 'no error'}" for name, r in missing.items())
             raise StackError(f"not ready within {topology.timeouts.startup_s} s: {causes}; logs in {topology.logs}")
         time.sleep(0.1)
+
+
+def _require_launchers(topology: Topology, replicas: Collection[Replica], pids: dict[str, int]) -> None:
+    """Raise StackError with the error of the first launcher that failed or crashed; `pids` are those seen before."""
+    for replica in replicas:
+        state = rundir.read(replica.directory / "state.json", ReplicaState)
+        if state and state.phase == "failed":
+            raise StackError(f"{replica.name} did not start: {state.error}")
+    processes = Supervisor(topology, timeout_s=10).processes()
+    for replica in replicas:
+        process = processes[replica.name]
+        # supervisord may have started it again between two looks.
+        again = process.pid and pids.setdefault(replica.name, process.pid) != process.pid
+        if again or process.state in ("BACKOFF", "EXITED", "FATAL"):
+            error = torchserve.launcher_error(replica) or f"its launcher ended, see {replica.launcher_log}"
+            raise StackError(f"{replica.name} did not start: {error}")
 
 
 def _up(topology: Topology) -> set[str]:
@@ -168,29 +195,40 @@ def stop(port: int) -> bool:
     Returns False when nothing ran.
     """
     run_dir = rundir.run_dir_of(port)
-    stack = rundir.read_stack(run_dir)
-    if stack is None:
+    if not run_dir.is_dir():
         return host.sweep(run_dir) > 0
     with _lock(run_dir):
-        return _end(stack.topology, drain=True)
+        stack = None
+        with suppress(StackError):  # another version wrote it: nobody to ask, but its processes are known by their mark
+            stack = rundir.read_stack(run_dir)
+        if stack:
+            return _end(stack.topology, drain=True)
+        swept = host.sweep(run_dir)
+        _clear(run_dir, keep="logs")
+        return swept > 0
 
 
 def _end(topology: Topology, *, drain: bool) -> bool:
     supervisor = Supervisor(topology, timeout_s=topology.timeouts.drain_s + 30)
     alive = supervisor.alive()
     if alive:
-        supervisor.stop("watchdog")
-        if drain:
-            supervisor.stop("haproxy")  # SIGUSR1: stops listening, ends with its last request
-        for replica in topology.replicas:
-            supervisor.stop(replica.name, wait=False)
-        for replica in topology.replicas:
-            supervisor.stop(replica.name)
-        supervisor.shutdown()
-        _wait_for_end(topology)
+        with suppress(StackError):  # a supervisord that ends or hangs meanwhile: what it leaves is swept
+            _end_in_order(topology, supervisor, drain=drain)
     swept = host.sweep(topology.run_dir)
     _clear(topology.run_dir, keep="logs")
     return alive or swept > 0
+
+
+def _end_in_order(topology: Topology, supervisor: Supervisor, *, drain: bool) -> None:
+    supervisor.stop("watchdog")
+    if drain:
+        supervisor.stop("haproxy")  # SIGUSR1: stops listening, ends with its last request
+    for replica in topology.replicas:
+        supervisor.stop(replica.name, wait=False)
+    for replica in topology.replicas:
+        supervisor.stop(replica.name)
+    supervisor.shutdown()
+    _wait_for_end(topology)
 
 
 def _wait_for_end(topology: Topology) -> None:

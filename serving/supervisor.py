@@ -15,7 +15,9 @@ from serving.topology import Topology
 from serving.torchserve import render
 from serving.unixhttp import UnixConnection
 
-RUNNING = ("STARTING", "RUNNING", "BACKOFF")
+START_S = 60
+# Faults of supervisord that say that the wanted state is reached.
+ALREADY_STARTED, NOT_RUNNING = 60, 70
 
 
 class Process(NamedTuple):
@@ -44,15 +46,18 @@ def start(stack: Stack) -> None:
     """Start supervisord in the background; raises StackError with its message when it refuses."""
     run_dir = stack.topology.run_dir
     command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(run_dir / "supervisord.conf")]
-    result = subprocess.run(
-        command,
-        cwd=run_dir,
-        env=host.clean_environment(run_dir),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    try:
+        result = subprocess.run(
+            command,
+            cwd=run_dir,
+            env=host.clean_environment(run_dir),
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StackError(f"supervisord did not start within {START_S} s; logs in {stack.topology.logs}") from error
     if result.returncode != 0:
         raise StackError(f"supervisord did not start: {(result.stderr or result.stdout).strip()}")
 
@@ -71,17 +76,22 @@ class _UnixTransport(xmlrpc.client.Transport):
 
 
 class Supervisor:
-    """A connection to the supervisord of one stack; each call raises StackError when it does not answer in time."""
+    """A connection to the supervisord of one stack; a call that is refused or not answered in time is a StackError."""
 
     def __init__(self, topology: Topology, *, timeout_s: float = 60) -> None:
         self._socket = topology.supervisor_socket
         self._timeout_s = timeout_s
 
-    def _call(self, method: str, *arguments: object) -> Any:
+    def _call(self, method: str, *arguments: object, reached: int | None = None) -> Any:
         transport = _UnixTransport(self._socket, timeout_s=self._timeout_s)
         with xmlrpc.client.ServerProxy("http://localhost", transport=transport) as proxy:
             try:
                 return getattr(proxy.supervisor, method)(*arguments)
+            except xmlrpc.client.Fault as fault:
+                if fault.faultCode == reached:
+                    return None
+                said = " ".join([method, *map(str, arguments[:1])])
+                raise StackError(f"supervisord refused {said}: {fault.faultString}") from fault
             except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
                 raise StackError(f"supervisord does not answer at {self._socket}: {error}") from error
 
@@ -101,19 +111,12 @@ class Supervisor:
 
     def start(self, name: str) -> None:
         """Start a program that is down; one that is already up stays as it is."""
-        self._ignoring("startProcess", name, False)
+        wait = False
+        self._call("startProcess", name, wait, reached=ALREADY_STARTED)
 
     def stop(self, name: str, *, wait: bool = True) -> None:
         """Stop a program with its own signal and grace; one that is already down stays as it is."""
-        self._ignoring("stopProcess", name, wait)
-
-    def _ignoring(self, method: str, *arguments: object) -> None:
-        try:
-            self._call(method, *arguments)
-        except xmlrpc.client.Fault as fault:
-            # 60 ALREADY_STARTED, 70 NOT_RUNNING: the wanted state is reached.
-            if fault.faultCode not in (60, 70):
-                raise StackError(f"supervisord refused {method} {arguments[0]}: {fault.faultString}") from fault
+        self._call("stopProcess", name, wait, reached=NOT_RUNNING)
 
     def shutdown(self) -> None:
         """End supervisord and whatever still runs below it."""

@@ -104,6 +104,11 @@ class Replica(Frozen):
         return self.directory.parent / "logs" / self.name
 
     @property
+    def launcher_log(self) -> Path:
+        """What the launcher and its JVM print."""
+        return self.directory.parent / "logs" / f"{self.name}.log"
+
+    @property
     def store(self) -> Path:
         """The private model store, the only place archives may be loaded from."""
         return self.directory / "store"

@@ -14,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 
 from serving import unixhttp
 from serving.errors import StackError
+from serving.logs import tail
 from serving.rundir import Model
 from serving.topology import Replica, Topology
 
@@ -25,7 +26,10 @@ JAVA_FLAGS = (
     "-XX:+ExitOnOutOfMemoryError",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
 )
+# What stands at the beginning of the last line of a Python traceback, or after the time stamp in TorchServe's logs.
 ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b")
+
+LOG_LINES = 500  # how far back an error is looked for
 
 
 def render(template: str, **values: object) -> str:
@@ -44,6 +48,8 @@ def config_properties(topology: Topology, replica: Replica) -> str:
         job_queue_size=2 * topology.server_maxconn(replica),
         response_s=topology.timeouts.response_s,
         startup_s=topology.timeouts.startup_s,
+        # TorchServe takes it for a pattern; brackets, because a backslash means something in a properties file.
+        store_pattern=str(replica.store).replace(".", "[.]"),
     )
 
 
@@ -119,14 +125,23 @@ def last_error(replica: Replica) -> str:
     """Return the last line of the worker's log that names an exception, else the last line, else an empty text."""
     lines: list[str] = []
     for name in ("model.log", "ts.log"):
-        path = replica.logs / name
-        if path.is_file():
-            with path.open("rb") as stream:
-                stream.seek(max(0, path.stat().st_size - 65536))
-                lines = [_message(line) for line in stream.read().decode(errors="replace").splitlines() if line.strip()]
+        if (path := replica.logs / name).is_file():
+            lines = [_message(line) for line in tail(path, lines=LOG_LINES) if line.strip()]
         if any(ERROR_LINE.match(line) for line in lines):
             return [line for line in lines if ERROR_LINE.match(line)][-1][:300]
     return lines[-1][:300] if lines else ""
+
+
+def launcher_error(replica: Replica) -> str:
+    """Return the last line with which the replica's launcher said why it ended, else an empty text.
+
+    A launcher that crashes has no time to report anything else than its traceback.
+    """
+    if not replica.launcher_log.is_file():
+        return ""
+    own = re.compile(rf"{ERROR_LINE.pattern}|^(?:serving replica|{replica.name}): ")
+    lines = [line for line in tail(replica.launcher_log, lines=LOG_LINES) if own.match(line)]
+    return lines[-1].removeprefix("serving replica: ").removeprefix(f"{replica.name}: ")[:300] if lines else ""
 
 
 def _message(line: str) -> str:

@@ -31,7 +31,6 @@ class Observation(NamedTuple):
     started_at: float
     ready: bool
     was_ready: bool = False  # this launcher has reached readiness: the start-up limit no longer applies
-    deploying: bool = False
     given_up: bool = False  # supervisord does not start it any more
 
 
@@ -43,8 +42,6 @@ def decide(seen: Observation, memory: WatchState, *, watch: Watch, startup_s: fl
     """
     starts = tuple(at for at in memory.starts if seen.now - at < watch.window_s)
     memory = memory.model_copy(update={"starts": starts})
-    if seen.deploying:
-        return "none", memory.model_copy(update={"pid": seen.pid, "last_ready": seen.now})
     if memory.held:
         free = len(starts) < watch.max_restarts
         return ("start" if free else "none"), memory.model_copy(update={"held": not free})
@@ -85,12 +82,11 @@ def observe(stack: Stack, replica: Replica, process: Process) -> Observation:
         started_at=process.started_at,
         ready=torchserve.is_ready(description),
         was_ready=state is not None and state.phase == "ready" and state.pid == process.pid,
-        deploying=rundir.being_deployed(replica.directory),
         given_up=process.state == "FATAL",
     )
 
 
-def act(action: Action, replica: Replica, seen: Observation, supervisor: Supervisor) -> None:
+def act(action: Action, *, replica: Replica, seen: Observation, supervisor: Supervisor) -> None:
     """Carry out a decision and log it."""
     if action == "none":
         return
@@ -129,7 +125,7 @@ def watch_replicas(stack: Stack, supervisor: Supervisor, memories: Memories) -> 
         memories[replica.name] = after
         if after.model_copy(update={"last_ready": before.last_ready}) != before:
             rundir.write(replica.directory / "watch.json", after)
-        act(action, replica, seen, supervisor)
+        act(action, replica=replica, seen=seen, supervisor=supervisor)
 
 
 def balancer_answers(stack: Stack) -> bool:

@@ -22,9 +22,10 @@ import pytest
 from serving import haproxy, host, rundir, stack, torchserve
 from serving.archive import verify_archive
 from serving.client import Client
+from serving.errors import StackError
 from serving.rundir import Stack
 from serving.stack import Options
-from serving.topology import MIB
+from serving.topology import MIB, Frozen
 from tests.colour import colour_archive, png
 from tests.stacks import free_port, private_run_dir, served, stub_archive
 
@@ -52,7 +53,7 @@ def colour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     archive, image, port = colour_archive(folder), folder / "red square.png", free_port()
     image.write_bytes(png("red"))
     with private_run_dir():
-        result = serving("start", "--mar", archive, "--port", port, "--image", image)
+        result = serving("start", "--mar", archive, "--port", port, "--workers", 2, "--image", image)
         assert result.returncode == 0, result.stderr
         running = stack.running(port)
         assert running is not None
@@ -135,6 +136,16 @@ def test_starting_the_same_archive_again_says_so_and_does_nothing(colour: Served
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("already running: colour 1.0")
     assert {process.pid for process in host.marked(colour.stack.topology.run_dir)} == before
+
+
+def test_starting_with_another_number_of_replicas_changes_nothing_and_says_how_to(colour: Served) -> None:
+    result = serving("start", "--mar", colour.archive, "--port", colour.port, "--replicas", 3)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"serving start: port {colour.port} already serves with 2 replicas, not 3; change it with: "
+        f"make stop serve PORT={colour.port} REPLICAS=3\n"
+    )
+    assert httpx.get(url(colour, "/readyz"), trust_env=False).json()["of"] == 2
 
 
 def test_starting_another_archive_on_the_port_is_one_line(colour: Served, tmp_path: Path) -> None:
@@ -255,3 +266,32 @@ def test_stop_answers_what_is_in_flight_and_leaves_no_process_socket_or_port(tmp
         host.require_free_port(topology.port)
         assert not stack.stop(topology.port)  # once more is no error
         assert rundir.read_stack(topology.run_dir) is None
+
+
+def test_stack_that_another_version_started_is_named_by_status_and_ended_by_stop(tmp_path: Path) -> None:
+    with served(stub_archive(tmp_path), Options(replicas=1, workers=1)) as running:
+        topology = running.topology
+        described = json.loads((topology.run_dir / "stack.json").read_text())
+        (topology.run_dir / "stack.json").write_text(json.dumps(described | {"colour": "red"}))
+        shown = serving("status", "--port", topology.port)
+        assert (shown.returncode, len(shown.stderr.splitlines())) == (1, 1)
+        assert "of another version of this program (colour: " in shown.stderr
+        stopped = serving("stop", "--port", topology.port)
+        assert (stopped.returncode, stopped.stdout, stopped.stderr) == (0, "stopped\n", "")
+        assert host.marked(topology.run_dir) == []
+        assert [path.name for path in topology.run_dir.iterdir()] == ["logs"]
+
+
+def test_launcher_that_cannot_read_the_description_ends_the_start_at_once_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def describe_in_another_way(path: Path, value: Frozen) -> None:
+        path.write_text(value.model_dump_json().replace('"java_major"', '"java_minor"'))
+
+    with private_run_dir():
+        port, begin = free_port(), time.monotonic()
+        monkeypatch.setattr(rundir, "write", describe_in_another_way)
+        with pytest.raises(StackError, match=r"replica-0 did not start: .*stack\.json is of another version"):
+            stack.start(stub_archive(tmp_path), port=port, options=Options(replicas=1, workers=1), say=print)
+        assert time.monotonic() - begin < 30
+        assert host.marked(rundir.run_dir_of(port)) == []

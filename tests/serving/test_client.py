@@ -1,3 +1,5 @@
+"""The typed client against endpoints that answer well, badly, or not at all."""
+
 import json
 import threading
 from collections.abc import Iterator
@@ -97,3 +99,24 @@ def test_answer_of_another_shape_is_refused() -> None:
         pytest.raises(RequestFailed, match="unexpected answer"),
     ):
         client.predict(b"image")
+
+
+@pytest.mark.parametrize("body", [b"<html>another program</html>", b"", b"\xff\xfe\xff"])
+def test_answer_of_another_program_is_one_line(body: bytes) -> None:
+    with (
+        endpoint(200, body) as (url, _),
+        Client(url, model="digits") as client,
+        pytest.raises(RequestFailed, match=r"the answer of http://127\.0\.0\.1:\d+ is no JSON") as caught,
+    ):
+        client.post(b"image")
+    assert caught.value.http_status == 200
+
+
+def test_date_to_come_back_at_is_left_out() -> None:
+    with (
+        endpoint(503, b"", {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}) as (url, _),
+        Client(url, model="digits") as client,
+        pytest.raises(RequestFailed, match="503") as caught,
+    ):
+        client.post(b"image")
+    assert caught.value.retry_after_s is None

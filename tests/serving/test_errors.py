@@ -1,3 +1,5 @@
+"""The exit status that each kind of error ends a command with."""
+
 import pytest
 
 from serving.errors import ServingError, StackError, UserError

@@ -1,3 +1,5 @@
+"""The balancer's rendered configuration, which HAProxy itself accepts, and its answers."""
+
 import json
 import re
 from pathlib import Path

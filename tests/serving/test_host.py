@@ -1,3 +1,5 @@
+"""What is found on this machine: CPUs, tools, ports, processes of a stack."""
+
 import os
 import socket
 import subprocess

@@ -1,3 +1,5 @@
+"""Reading the logs of a stack."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,7 @@
+"""The command line: each mistake is one line and an exit status."""
+
 import ast
+import re
 import socket
 import subprocess
 import sys
@@ -94,6 +97,40 @@ def test_asking_a_stack_that_is_not_there_is_one_line(
     image = ["--image", tmp_path / "x.png"] if command == "predict" else []
     status, line = complaint(capsys, command, "--port", port, *image)
     assert (status, f"nothing runs on port {port}" in line) == (1, True)
+
+
+def test_stack_of_another_version_is_one_line_and_its_logs_can_be_read(
+    capsys: pytest.CaptureFixture[str], base: Path
+) -> None:
+    port = free_port()
+    (base / str(port) / "logs").mkdir(parents=True)
+    (base / str(port) / "stack.json").write_text("{}")
+    (base / str(port) / "logs" / "replica-0.log").write_text("its last words\n")
+    status, line = complaint(capsys, "status", "--port", port)
+    assert (status, line.startswith(f"serving status: {base}/{port}/stack.json is of another version")) == (1, True)
+    assert main(["logs", "--port", str(port)]) == 0
+    assert capsys.readouterr().out == "==> logs/replica-0.log <==\nits last words\n"
+
+
+def test_run_directory_with_a_space_is_one_line(
+    capsys: pytest.CaptureFixture[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUARTET_RUN_DIR", f"{base}/my runs")
+    status, line = complaint(capsys, "start", "--mar", colour_archive(tmp_path), "--port", free_port())
+    assert (status, f"run directory '{base}/my runs/" in line) == (2, True)
+
+
+def test_help_says_where_the_options_are_and_names_every_variable_that_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "python -m serving COMMAND --help" in shown
+    sources = "".join(path.read_text() for path in Path(serving.__file__).parent.glob("*.py"))
+    read = set(re.findall(r'os\.environ\.get\("(\w+)"', sources))
+    assert read == {"QUARTET_RUN_DIR", "QUARTET_JAVA", "QUARTET_HAPROXY"}
+    assert {name for name in read if name not in shown} == set()
 
 
 def test_stopping_nothing_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:

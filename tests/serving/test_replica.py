@@ -1,3 +1,5 @@
+"""The launcher of one replica: what it prepares, and what it reports when the JVM ends."""
+
 import subprocess
 import sys
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The run directory: who may own it, and the facts shared through it."""
+
 import os
 import time
 from pathlib import Path
@@ -5,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serving import rundir
-from serving.errors import UserError
+from serving.errors import StackError, UserError
 from serving.rundir import ReplicaState, WatchState
 
 
@@ -77,9 +79,19 @@ def test_report_says_who_and_when(tmp_path: Path) -> None:
     assert abs(state.since - time.time()) < 5
 
 
-def test_deploy_marker_holds_the_watchdog_back_until_it_expires(tmp_path: Path) -> None:
-    assert not rundir.being_deployed(tmp_path)
-    (tmp_path / "deploying").touch()
-    assert rundir.being_deployed(tmp_path)
-    os.utime(tmp_path / "deploying", (0, time.time() - 601))
-    assert not rundir.being_deployed(tmp_path)
+@pytest.mark.parametrize("name", ["my runs", "a+b", "50%", "a,b", "Läufe", "a\nb", "$HOME", "a&b", "a'b"])
+def test_run_directory_that_a_configuration_file_would_misread_is_refused_on_one_line(
+    tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(UserError, match=r"run directory .* set QUARTET_RUN_DIR to another path") as caught:
+        rundir.prepare(tmp_path / name / "1")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("text", ['{"pid": 3, "colour": "red"}', '{"pid": []}', "no json", "\xff"])
+def test_facts_of_another_version_are_one_line_that_names_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "watch.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(StackError, match=r"watch\.json is of another version of this program \(") as caught:
+        rundir.read(tmp_path / "watch.json", WatchState)
+    assert "\n" not in str(caught.value)

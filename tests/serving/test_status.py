@@ -1,3 +1,5 @@
+"""What `status` says about parts in every condition."""
+
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ def stack_in(run_dir: Path, monkeypatch: pytest.MonkeyPatch, *, up: tuple[bool, 
     for replica in topology.replicas:
         replica.directory.mkdir()
     processes = {r.name: Process(r.name, "RUNNING", pids[r.index], 0.0) for r in topology.replicas}
-    servers = {r.name: Server(r.name, "UP" if up[r.index] else "DOWN", 10, 0, 0, 0, "L7OK") for r in topology.replicas}
+    servers = {r.name: Server(r.name, "UP" if up[r.index] else "DOWN", 10, 0) for r in topology.replicas}
     monkeypatch.setattr(Supervisor, "processes", lambda self: processes)
     monkeypatch.setattr(haproxy, "servers", lambda topology: servers)
     monkeypatch.setattr(
@@ -58,6 +60,19 @@ def test_loading_replica_is_starting_and_one_that_lost_its_workers_is_not_ready(
     rundir.report(stack.topology.replicas[0].directory, "loading")
     rundir.report(stack.topology.replicas[1].directory, "ready")
     assert [replica.state for replica in status(stack).replicas] == ["starting", "not ready"]
+
+
+def test_launcher_that_crashed_is_shown_with_the_last_line_of_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = stack_in(tmp_path, monkeypatch, up=(False, False), pids=(0, 0))
+    first, second = stack.topology.replicas
+    first.launcher_log.parent.mkdir()
+    for replica in (first, second):
+        replica.launcher_log.write_text("Traceback (most recent call last):\nKeyError: 'topology'\n")
+    rundir.report(second.directory, "failed", error="ValueError: what it reported itself")
+    shown = [replica.error for replica in status(stack).replicas]
+    assert shown == ["KeyError: 'topology'", "ValueError: what it reported itself"]
 
 
 def test_replica_without_a_process_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

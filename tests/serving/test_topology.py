@@ -1,3 +1,5 @@
+"""The description of a stack: shares, limits, time-outs, socket paths."""
+
 from pathlib import Path
 
 import pytest

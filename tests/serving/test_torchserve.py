@@ -1,3 +1,5 @@
+"""TorchServe's rendered configuration, command line and last errors."""
+
 import re
 from pathlib import Path
 
@@ -35,6 +37,14 @@ def test_archives_come_from_the_replicas_own_store_only() -> None:
     assert re.fullmatch(pattern, "file:///tmp/q/1/r0/store/digits.mar")
     assert not re.fullmatch(pattern, "file:///etc/passwd")
     assert not re.fullmatch(pattern, "https://example.org/digits.mar")
+
+
+def test_dots_in_the_run_directory_stand_for_themselves() -> None:
+    dotted = plan(run_dir=Path("/tmp/q.1/1"), port=8080, replicas=1, workers=1)
+    text = torchserve.config_properties(dotted, dotted.replicas[0])
+    pattern = next(line for line in text.splitlines() if line.startswith("allowed_urls=")).split("=", 1)[1]
+    assert re.fullmatch(pattern, "file:///tmp/q.1/1/r0/store/digits.mar")
+    assert not re.fullmatch(pattern, "file:///tmp/qx1/1/r0/store/digits.mar")
 
 
 def test_body_limit_equals_the_balancers() -> None:
@@ -92,7 +102,24 @@ def test_last_error_is_the_exception_not_what_followed_it(tmp_path: Path) -> Non
 
 
 def test_replica_without_logs_has_no_error(tmp_path: Path) -> None:
-    assert torchserve.last_error(plan(run_dir=tmp_path, port=1, replicas=1, workers=1).replicas[0]) == ""
+    replica = plan(run_dir=tmp_path, port=1, replicas=1, workers=1).replicas[0]
+    assert torchserve.last_error(replica) == torchserve.launcher_error(replica) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("Traceback (most recent call last):\n  File x\nValueError: a\nb\n", "ValueError: a"),
+        ("serving replica: no stack in /tmp/q/1\n", "no stack in /tmp/q/1"),
+        ("replica-0: the JVM ended with status 1\nWARNING: something of Java\n", "the JVM ended with status 1"),
+        ("WARNING: something of Java\n", ""),
+    ],
+)
+def test_launchers_last_word_is_its_error_not_what_java_prints(tmp_path: Path, log: str, error: str) -> None:
+    replica = plan(run_dir=tmp_path, port=1, replicas=1, workers=1).replicas[0]
+    replica.launcher_log.parent.mkdir()
+    replica.launcher_log.write_text(log)
+    assert torchserve.launcher_error(replica) == error
 
 
 def test_template_with_an_unknown_name_is_an_error() -> None:

@@ -1,3 +1,5 @@
+"""HTTP over unix sockets."""
+
 import socket
 import threading
 import time

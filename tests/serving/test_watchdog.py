@@ -1,3 +1,5 @@
+"""What the watchdog decides after a series of looks at one replica."""
+
 import socket
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -40,11 +42,6 @@ def test_replica_that_stops_being_ready_is_restarted_after_its_patience_and_not_
 def test_starting_replica_has_the_start_up_limit() -> None:
     actions, _ = follow([look(89, was_ready=False), look(109, was_ready=False), look(111, was_ready=False)])
     assert actions == ["none", "none", "restart"]
-
-
-def test_replica_that_is_being_deployed_is_left_alone_and_gets_its_patience_anew() -> None:
-    actions, _ = follow([look(100, ready=True), look(200, deploying=True), look(215), look(221)])
-    assert actions == ["none", "none", "none", "restart"]
 
 
 def test_replica_that_is_down_is_left_to_supervisord() -> None:
