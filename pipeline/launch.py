@@ -1,6 +1,6 @@
 """Run a stage in several processes under torchrun, and hand back what the leading one returned.
 
-The calling process decides and publishes; the ranks only work. `python -m pipeline.launch FOLDER` is a rank.
+The calling process decides and publishes; the ranks only work. `python -m pipeline.launch` is torchrun or a rank.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pipeline.stage import Context
 TASK = "task.json"
 RESULT = "result.json"
 ERROR = "error.json"
-TORCHRUN = "torch.distributed.run"
+AGENT, RANK = "agent", "rank"
 STOP_TIMEOUT_S = 10
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -53,15 +53,17 @@ def _run(scratch: Path, function: str, context: Context, *, nproc: int, device: 
     }
     (scratch / TASK).write_text(json.dumps(task))
     # Loopback: a host name that does not resolve must not stop training on one machine.
-    command = [sys.executable, "-m", TORCHRUN, "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={nproc}"]
-    command += ["--log-dir", str(scratch), "-m", "pipeline.launch", str(scratch)]
+    torchrun = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={nproc}", "--log-dir", str(scratch)]
+    command = [sys.executable, "-m", "pipeline.launch", AGENT, str(scratch), *torchrun]
+    command += ["-m", "pipeline.launch", RANK, str(scratch)]
     environment = os.environ | {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS repeats its results only with this
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "LOGLEVEL": "CRITICAL",  # the agent's account of a failure is printed once, by us
     }
-    process = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent, stdout=sys.stderr)
+    process = subprocess.Popen(command, env=environment, stdout=sys.stderr)
     status = _wait(process)
     if status != 0:
         raise _failure(scratch, status)
@@ -115,10 +117,22 @@ def _tell(error: PipelineError, scratch: Path, *, rank: int) -> None:
         os.link(own, scratch / ERROR)
 
 
+def _be_the_agent(scratch: Path, torchrun: list[str]) -> None:
+    """Be torchrun, but without a trace when a rank has said what the user did wrong."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.main(torchrun)
+    except ChildFailedError as error:
+        if not (scratch / ERROR).is_file():
+            print(error, file=sys.stderr)
+        sys.exit(1)
+
+
 def _be_a_rank(scratch: Path) -> None:
     """Do one rank's work; a user's mistake goes to a file, from which the caller prints it once."""
-    _die_with_parent()
-    if TORCHRUN.encode() not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes():
+    if AGENT.encode() not in Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0"):
         sys.exit(1)  # it was gone before this process could tie itself to it
     from pipeline.training.group import Group, joined  # PyTorch: the calling process must not wait for it
 
@@ -142,4 +156,9 @@ def _be_a_rank(scratch: Path) -> None:
 
 
 if __name__ == "__main__":
-    _be_a_rank(Path(sys.argv[1]))
+    _die_with_parent()
+    role, folder, *rest = sys.argv[1:]
+    if role == AGENT:
+        _be_the_agent(Path(folder), rest)
+    else:
+        _be_a_rank(Path(folder))

@@ -110,10 +110,11 @@ def measured_duration(finished: Path, folder: Path, before: tuple[str, ...], sta
     return time.monotonic() - started
 
 
-def test_two_processes_learn_what_one_does(finished: Path, tmp_path: Path) -> None:
-    alone = made(tmp_path, "train", *FAST, "--nproc", "1")
-    one, two = (load_file(path / "dense.safetensors") for path in (alone, artifact_of(finished, "train")))
-    assert all(torch.allclose(one[name], two[name], atol=1e-4) for name in one)
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    short = (*FAST, "--train.epochs=1", "--train.lr=0.01")
+    one, two = (load_file(made(tmp_path, "train", *short, "--nproc", n) / "dense.safetensors") for n in "12")
+    assert any(not torch.equal(one[name], two[name]) for name in one)  # sums are taken in another order
+    assert all(torch.allclose(one[name], two[name], atol=1e-5) for name in one)
 
 
 def test_loss_that_explodes_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
