@@ -1,5 +1,6 @@
 """The README: every command and every snippet in it is run, in its order, in a copy of the tree."""
 
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.config import describe_fields
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 RUN = {"bash", "python", "javascript"}
@@ -25,7 +28,12 @@ RUN_ELSEWHERE = {"make test": (".ci/run", "make check test")}
 # What is made shorter, not left out: the images that the test has are small.
 SMALL = "--data.height 32 --data.width 32 --data.resize 32 --model.name resnet20 --train.batch_size 16"
 BRIEF = "--train.epochs 4 --train.warmup_epochs 1 --compress.recover.epochs 2"
-SHORTER = {"--data.root photos": f"--data.root photos {SMALL} {BRIEF}"}
+QUICK = "--choose.rounds 5"
+SHORTER = {
+    "--data.root photos": f"--data.root photos {SMALL} {BRIEF} {QUICK}",
+    # The first block has already trained on all epochs and measured all rounds of the default recipe.
+    "--model.name my_model:build": f"--model.name my_model:build {BRIEF} {QUICK}",
+}
 ADDRESS = "127.0.0.1:8080"
 BLOCK_TIMEOUT_S = 900
 
@@ -126,6 +134,11 @@ def put_mnist(folder: Path) -> None:
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + shape[:4] + labels.tobytes())
 
 
+def named_endings(source: Path) -> set[str]:
+    """Return what a module puts behind the key, as `.partial`."""
+    return set(re.findall(r'(?:name \+ "|\]\})(\.[a-z]+)"', source.read_text()))
+
+
 def test_every_block_is_run_or_of_a_kind_that_is_only_read() -> None:
     assert {block.language for block in BLOCKS} == RUN | NOT_RUN
 
@@ -146,10 +159,31 @@ def test_what_is_made_shorter_is_in_the_readme() -> None:
 
 
 def test_every_target_of_the_makefile_is_in_the_table_in_the_same_words_as_in_the_text() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"^\| `make ([a-z]+)` \|", README, re.MULTILINE)) == targets
-    named = re.findall(r"\bmake ((?:[a-z]+ )*[a-z]+)", " ".join([*re.findall(r"`(make [^`]*)`", README), *COMMANDS]))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert "test-kill" in targets
+    assert set(re.findall(r"^\| `make ([a-z-]+)` \|", README, re.MULTILINE)) == targets
+    named = re.findall(r"\bmake ((?:[a-z-]+ )*[a-z-]+)", " ".join([*re.findall(r"`(make [^`]*)`", README), *COMMANDS]))
     assert {word for words in named for word in words.split()} - {"make"} <= targets
+
+
+def test_every_environment_variable_that_serving_reads_is_in_the_readme() -> None:
+    sources = [path.read_text() for folder in ("pipeline", "serving") for path in (ROOT / folder).rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r'os\.environ\.get\("(QUARTET_\w+)"', text)}
+    assert set(re.findall(r"^\| `(QUARTET_\w+)` \|", README, re.MULTILINE)) == read
+
+
+def test_every_field_and_function_that_the_readme_names_is_there() -> None:
+    fields = {line.split()[0] for line in describe_fields()}
+    assert set(re.findall(r"--[a-z_]+(?:\.[a-z_]+)+", README)) <= fields
+    for module, name in re.findall(r"`((?:pipeline|serving)(?:\.[a-z_]+)*)\.([a-z_]+)`", README):
+        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+
+
+def test_page_about_artifacts_names_every_kind_of_folder_that_the_code_makes() -> None:
+    page = (ROOT / "artifacts/README.md").read_text()
+    endings = {e for name in ("artifact", "chain", "launch") for e in named_endings(ROOT / f"pipeline/{name}.py")}
+    assert {".partial", ".launch", ".resume", ".lock"} <= endings
+    assert [ending for ending in endings if not re.search(rf"`<stage>/<key>[a-z.]*\{ending}/?`", page)] == []
 
 
 def test_every_path_in_the_readme_is_there() -> None:
