@@ -110,6 +110,7 @@ def test_every_exemption_names_a_test_file_that_is_there() -> None:
     assert set(TESTED_ELSEWHERE.values()) <= set(tracked())
 
 
-def test_every_source_file_opens_with_a_sentence_of_what_it_owns() -> None:
-    wordless = [n for n in sources() if not re.match(r'(#!.*\n)?"""\S.*[.:)]', (ROOT / n).read_text())]
+def test_every_file_of_code_and_of_tests_opens_with_a_sentence_of_what_it_owns() -> None:
+    tests = [n for n in tracked() if re.fullmatch(r"tests/.*\.py", n) and not n.endswith("__init__.py")]
+    wordless = [n for n in [*sources(), *tests] if not re.match(r'(#!.*\n)?"""\S.*[.:)]', (ROOT / n).read_text())]
     assert wordless == []

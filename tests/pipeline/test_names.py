@@ -1,3 +1,5 @@
+"""Names that the archiver, the URL and the file system all take, and the refusal of others."""
+
 import subprocess
 import sys
 

@@ -1,3 +1,5 @@
+"""The archive: what is in it, that its bytes repeat, and what is refused before anything is written."""
+
 import json
 import os
 import shutil
@@ -190,7 +192,9 @@ def test_a_failing_archiver_is_one_line_and_leaves_the_old_archive(out: Path, mo
     before = sha256_file(colour_archive(out))
     monkeypatch.setattr(package, "ENTRY", "missing/entry.py")
     monkeypatch.setattr(package, "_write_code", lambda folder: shutil.copytree(Path(__file__).parent, folder))
-    with pytest.raises(PipelineError):
+    with pytest.raises(PipelineError) as caught:
         build_archive(out, **arguments(out))
+    assert str(caught.value).startswith("torch-model-archiver failed: ")
+    assert "\n" not in str(caught.value)
     assert [path.name for path in out.iterdir()] == ["colour.mar"]
     assert sha256_file(out / "colour.mar") == before
