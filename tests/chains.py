@@ -64,7 +64,7 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-def wait_until_gone(folder: Path, *, timeout_s: float = 10) -> list[int]:
+def wait_until_gone(folder: Path, *, timeout_s: float = 30) -> list[int]:
     """Wait until no process works in `folder`; return those that still do."""
     deadline = time.monotonic() + timeout_s
     while (left := processes_in(folder)) and time.monotonic() < deadline:
