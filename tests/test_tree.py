@@ -67,9 +67,9 @@ def test_nothing_between_stages_is_pickled() -> None:
     ("line", "pattern", "caught"),
     [
         ('open("/home/ann/x")', MACHINE_PATH, True),
-        ("cd /work/main", MACHINE_PATH, True),
+        ("cd /work/ann", MACHINE_PATH, True),
         ("https://example.org/home/page", MACHINE_PATH, False),
-        ("./work/main", MACHINE_PATH, False),
+        ("./work/ann", MACHINE_PATH, False),
         ("torch.save(model, path)", PICKLE, True),
         ("np.load(path, allow_pickle=True)", PICKLE, True),
         ("import pickle", PICKLE, True),
