@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def measure_candidates(graphs: dict[str, Path], validation: Images, *, config: C
     sessions = {name: open_session(path) for name, path in graphs.items()}
     sample = validation.batch(np.arange(config.batch_size) % len(validation))
     costs = measure_interleaved(
-        {name: lambda session=session: probabilities(session, sample) for name, session in sessions.items()},  # type: ignore[misc]  # a default binds the loop's value
+        {name: partial(probabilities, session, sample) for name, session in sessions.items()},
         rounds=config.rounds,
     )
     rows: list[Candidate] = []

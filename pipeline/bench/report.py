@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +78,11 @@ def measure_rows(name: str, shipped: Path, fp32: Path, train: Artifact, images: 
             served(torch.from_numpy(one))
 
     calls: dict[str, Callable[[], object]] = {
-        key: (lambda session=session: probabilities(session, one))  # type: ignore[misc]  # binds the loop's value
-        for key, session in sessions.items()
+        key: partial(probabilities, session, one) for key, session in sessions.items()
     }
     costs = measure_interleaved(calls | {"PyTorch eager fp32": run_eager}, rounds=ROUNDS)
     answers: dict[str, Floats] = {
-        key: in_batches(images, lambda pixels, session=session: probabilities(session, pixels))  # type: ignore[misc]
-        for key, session in sessions.items()
+        key: in_batches(images, partial(probabilities, session)) for key, session in sessions.items()
     }
     answers["PyTorch eager fp32"] = torch_answers(eager, images)
     sizes = {name: shipped, "ORT fp32": fp32, "PyTorch eager fp32": train.file("dense.safetensors")}

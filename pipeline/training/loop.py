@@ -35,6 +35,16 @@ class Schedule:
     warmup_epochs: float
     checkpoint_steps: int
 
+    def rate(self, step: int, *, steps_per_epoch: int) -> float:
+        """Return the learning rate of `step`, counted from the start of training."""
+        return learning_rate(
+            step,
+            peak=self.lr,
+            schedule=self.kind,
+            warmup_steps=round(self.warmup_epochs * steps_per_epoch),
+            total_steps=self.epochs * steps_per_epoch,
+        )
+
 
 @dataclass(frozen=True)
 class Score:
@@ -109,13 +119,7 @@ def fit(
                 Telemetry(telemetry, title=title, first_step=first, total_steps=total, steps_per_epoch=per_epoch)
             )
         for batch in batches:
-            rate = learning_rate(
-                batch.step,
-                peak=schedule.lr,
-                schedule=schedule.kind,
-                warmup_steps=round(schedule.warmup_epochs * per_epoch),
-                total_steps=total,
-            )
+            rate = schedule.rate(batch.step, steps_per_epoch=per_epoch)
             running += _step(plan, optimizer, batch, rate=rate, seed=sampling.seed, group=group)
             done, steps = batch.step + 1, steps + 1
             if log:
