@@ -53,8 +53,9 @@ def stub_archive(folder: Path, *, code: str = OBEDIENT, name: str = "stub") -> A
         "archiverVersion": "0.12.0",
     }
     with zipfile.ZipFile(path, "w") as opened:
-        opened.writestr("stub_handler.py", code)
-        opened.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        # A fixed time: an archive that is built twice is the same archive.
+        opened.writestr(zipfile.ZipInfo("stub_handler.py"), code)
+        opened.writestr(zipfile.ZipInfo("MAR-INF/MANIFEST.json"), json.dumps(manifest))
     return ArchiveInfo(path, name, "1.0", "0" * 64, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
