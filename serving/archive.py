@@ -53,7 +53,7 @@ def _verify(path: Path, archive: zipfile.ZipFile) -> ArchiveInfo:
         raise PackageError(f"{added[0]} was added")
     for name, expected in listing.files.items():
         with archive.open(name) as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != expected:  # type: ignore[arg-type]
+            if hashlib.file_digest(stream, "sha256").hexdigest() != expected:  # type: ignore[arg-type]  # stub of ZipExtFile
                 raise PackageError(f"{name} was changed")
     manifest = json.loads(archive.read(MANIFEST))
     model = manifest.get("model") if isinstance(manifest, dict) else None

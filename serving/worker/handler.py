@@ -82,7 +82,7 @@ def _prepare(model: Model, row: Mapping[str, Any], context: Context, idx: int) -
         return Job(refused=error)
     except MemoryError:
         return Job(refused=Refused(503, "out_of_memory", "not enough memory for this image now; try again later"))
-    except Exception:
+    except Exception:  # an error that leaves the handler would answer 503 to every request of the batch
         logger.exception("a request could not be read")
         return Job(refused=_internal())
 
@@ -101,7 +101,7 @@ def _run(model: Model, jobs: list[Job]) -> Sequence[Probabilities]:
         return []
     try:
         return list(model.run(np.stack(images)))
-    except Exception:
+    except Exception:  # likewise: those of the batch that were refused for their own reasons keep their answers
         logger.exception("the model could not be run")
         for job in jobs:
             if job.images:
