@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.artifact import StageResult
+from pipeline.compression.rebuild import load_model
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Images, open_images
-from pipeline.models import Classifier, load_model
+from pipeline.models import Classifier
 from pipeline.session import open_session, probabilities
 from pipeline.stage import Context, data_facts
 

@@ -14,12 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pipeline.artifact import Artifact
-from pipeline.compression.quantize import RowwiseInt8Linear
 from pipeline.errors import PipelineError
 
 PREFIX = "module."  # what DataParallel and DDP put before every name
-WIDTHS = ("in_channels", "out_channels", "groups", "in_features", "out_features", "num_features")
 
 
 class ModelSpec(BaseModel):
@@ -154,34 +151,11 @@ BUILDERS: dict[str, Callable[[ModelSpec], nn.Module]] = {
 
 
 def build(spec: ModelSpec) -> Classifier:
-    """Return a network with fresh weights, of the widths and layer kinds that `spec` records.
+    """Return the dense network of `spec` with fresh weights; `compression.rebuild` builds what pruning left of one.
 
     Raises `PipelineError` for an unknown name or for an image size or channel count that the network does not take.
     """
-    net = _build_dense(spec)
-    modules = dict(net.named_modules())
-    for name, widths in spec.widths.items():
-        _set_widths(net, name, modules[name], widths)
-    for name, bits in spec.int8.items():
-        linear = net.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        net.set_submodule(name, RowwiseInt8Linear(linear.in_features, linear.out_features, bits=bits))
-    return Classifier(spec, net)
-
-
-def dense_widths(spec: ModelSpec) -> dict[str, dict[str, int]]:
-    """Return every layer's widths in the network before pruning."""
-    return layer_widths(_build_dense(spec))
-
-
-def layer_widths(net: nn.Module) -> dict[str, dict[str, int]]:
-    """Return module -> attribute -> value for every layer that has a width."""
-    layers = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)
-    return {
-        name: {attribute: int(getattr(module, attribute)) for attribute in WIDTHS if hasattr(module, attribute)}
-        for name, module in net.named_modules()
-        if isinstance(module, layers)
-    }
+    return Classifier(spec, _build_net(spec))
 
 
 def save_weights(model: Classifier, path: Path) -> None:
@@ -206,13 +180,7 @@ def load_weights(model: Classifier, path: Path) -> Classifier:
     return model
 
 
-def load_model(source: Artifact, name: str) -> Classifier:
-    """Rebuild the model `name` of an artifact from its spec and weights, in inference mode."""
-    model = build(ModelSpec.model_validate(source.manifest.models[name]))
-    return load_weights(model, source.file(f"{name}.safetensors")).eval()
-
-
-def _build_dense(spec: ModelSpec) -> nn.Module:
+def _build_net(spec: ModelSpec) -> nn.Module:
     if spec.dropout and spec.name not in ("simple_cnn", "lenet"):
         raise PipelineError(f"model.dropout = {spec.dropout} is for simple_cnn and lenet; {spec.name} has its own")
     if spec.name in BUILDERS:
@@ -256,39 +224,25 @@ def _build_torchvision(spec: ModelSpec) -> nn.Module:
 def _with_first_layer(net: nn.Module, spec: ModelSpec) -> nn.Module:
     """Replace the first convolution by one that takes the recipe's channels."""
     name, first = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
-    _set_widths(net, name, first, {"in_channels": spec.channels})
+    net.set_submodule(name, resized_conv(first, in_channels=spec.channels))
     return net
 
 
-def _set_widths(net: nn.Module, name: str, module: nn.Module, widths: dict[str, int]) -> None:
-    """Replace `module` by one of the same kind and options with other widths, freshly initialised."""
-    new: nn.Module
-    if isinstance(module, nn.Conv2d):
-        new = nn.Conv2d(
-            widths.get("in_channels", module.in_channels),
-            widths.get("out_channels", module.out_channels),
-            cast(tuple[int, int], module.kernel_size),
-            stride=cast(tuple[int, int], module.stride),
-            padding=cast(tuple[int, int], module.padding),
-            dilation=cast(tuple[int, int], module.dilation),
-            groups=widths.get("groups", module.groups),
-            bias=module.bias is not None,
-            padding_mode=module.padding_mode,
-        )
-    elif isinstance(module, nn.Linear):
-        new = nn.Linear(
-            widths.get("in_features", module.in_features),
-            widths.get("out_features", module.out_features),
-            bias=module.bias is not None,
-        )
-    elif isinstance(module, nn.BatchNorm2d):
-        new = nn.BatchNorm2d(
-            widths["num_features"], eps=module.eps, momentum=module.momentum, affine=module.affine,
-            track_running_stats=module.track_running_stats,
-        )  # fmt: skip
-    else:
-        raise PipelineError(f"layer {name} of kind {type(module).__name__} cannot change its width")
-    net.set_submodule(name, new)
+def resized_conv(
+    conv: nn.Conv2d, *, in_channels: int | None = None, out_channels: int | None = None, groups: int | None = None
+) -> nn.Conv2d:
+    """Return a convolution with the options of `conv` and other widths, freshly initialised."""
+    return nn.Conv2d(
+        in_channels or conv.in_channels,
+        out_channels or conv.out_channels,
+        cast(tuple[int, int], conv.kernel_size),
+        stride=cast(tuple[int, int], conv.stride),
+        padding=cast(tuple[int, int], conv.padding),
+        dilation=cast(tuple[int, int], conv.dilation),
+        groups=groups or conv.groups,
+        bias=conv.bias is not None,
+        padding_mode=conv.padding_mode,
+    )
 
 
 def _require_size(spec: ModelSpec, *, at_least: int) -> None:

@@ -17,12 +17,13 @@ from rich.table import Table
 
 from pipeline.artifact import Artifact, sha256_file
 from pipeline.compression.candidates import DENSE, float_of
+from pipeline.compression.rebuild import load_model
 from pipeline.config import Recipe
 from pipeline.data import Ints, Split
 from pipeline.errors import PipelineError
 from pipeline.export import Floats, Served, compare
 from pipeline.loader import Images
-from pipeline.models import Classifier, load_model
+from pipeline.models import Classifier
 from pipeline.session import open_session, probabilities
 from serving.client import Client
 

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.artifact import Artifact
+from pipeline.compression.rebuild import load_model
 from pipeline.config import Recipe
 from pipeline.export import Floats, Served
 from pipeline.loader import Images
 from pipeline.machine import cpu_facts, library_versions
 from pipeline.measure import measure_interleaved, ratio
-from pipeline.models import load_model
 from pipeline.session import open_session, probabilities
 from pipeline.verify import in_batches, torch_answers
 from serving.worker.preprocess import decode

@@ -9,8 +9,9 @@ import torch
 import torch_pruning as tp
 from torch import nn
 
+from pipeline.compression.rebuild import dense_widths, layer_widths, rebuild
 from pipeline.errors import PipelineError
-from pipeline.models import Classifier, build, dense_widths, layer_widths
+from pipeline.models import Classifier
 
 
 def prune(model: Classifier, *, ratio: float, round_to: int, importance: str, scope: str) -> Classifier:
@@ -58,7 +59,7 @@ def _rebuilt(model: Classifier, net: nn.Module) -> Classifier:
     spec = model.spec
     dense = dense_widths(spec)
     widths = {name: now for name, now in layer_widths(net).items() if now != dense[name]}
-    pruned = build(spec.model_copy(update={"widths": widths}))
+    pruned = rebuild(spec.model_copy(update={"widths": widths}))
     pruned.net.load_state_dict(net.state_dict(), strict=True)
     return pruned
 

@@ -3,26 +3,23 @@
 from pipeline.artifact import StageResult
 from pipeline.compression.bits import weight_bits
 from pipeline.compression.candidates import DENSE, INT8_OF, PRUNED, float_of
+from pipeline.compression.distill import DistillObjective
 from pipeline.compression.prune import count_macs, prune
 from pipeline.compression.quantize import quantize_linears
+from pipeline.compression.rebuild import load_model, rebuild
 from pipeline.config import PruneConfig
-from pipeline.data import open_dataset, preprocessing_of
-from pipeline.loader import Images, open_images
-from pipeline.models import Classifier, build, load_model, save_weights
+from pipeline.loader import Images
+from pipeline.models import Classifier, save_weights
 from pipeline.stage import Context
 from pipeline.training.group import Group
-from pipeline.training.loop import DistillObjective, Schedule, evaluate, fit
-from pipeline.training.stage import data_parallel, optimizer_for, sampling_of
+from pipeline.training.loop import Schedule, evaluate, fit
+from pipeline.training.stage import data_parallel, open_splits, optimizer_for, sampling_of
 
 
 def compress(context: Context, group: Group) -> StageResult | None:
     """Load, prune, recover, quantize, evaluate, save. Runs in every process; the leading one writes and returns."""
     recipe = context.recipe
-    dataset = open_dataset(recipe.data, cache=context.cache)
-    spec = preprocessing_of(recipe.data)
-    images = open_images(dataset.train, spec, cache=context.cache)
-    validation = open_images(dataset.val, spec, cache=context.cache)
-
+    _, images, validation = open_splits(context)
     dense = load_model(context.parent, "dense")
     bits = weight_bits(recipe.compress.quantize.bits)
     candidates = {DENSE: dense, INT8_OF[DENSE]: quantized(dense, bits=bits)}
@@ -53,7 +50,7 @@ def _pruned(dense: Classifier, choice: PruneConfig) -> Classifier:
 
 def quantized(model: Classifier, *, bits: int) -> Classifier:
     """Return a copy of the model whose linear layers are row-wise int8."""
-    copy = build(model.spec)
+    copy = rebuild(model.spec)
     copy.net.load_state_dict(model.net.state_dict(), strict=True)
     int8 = quantize_linears(copy.net, bits=bits)
     return Classifier(model.spec.model_copy(update={"int8": int8}), copy.net)

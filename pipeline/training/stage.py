@@ -5,7 +5,7 @@ import torch
 
 from pipeline.artifact import StageResult
 from pipeline.config import Recipe, TrainConfig
-from pipeline.data import open_dataset, preprocessing_of
+from pipeline.data import DataSet, open_dataset, preprocessing_of
 from pipeline.loader import Images, Sampling, open_images
 from pipeline.models import Classifier, ModelSpec, build, save_weights
 from pipeline.stage import Context, data_facts
@@ -20,11 +20,7 @@ STATISTICS_IMAGES = 10_000  # enough for the mean and spread of a channel to thr
 def train(context: Context, group: Group) -> StageResult | None:
     """Load, build, fit, evaluate, save. Runs in every process; the leading one writes and returns the result."""
     recipe = context.recipe
-    dataset = open_dataset(recipe.data, cache=context.cache)
-    spec = preprocessing_of(recipe.data)
-    images = open_images(dataset.train, spec, cache=context.cache)
-    validation = open_images(dataset.val, spec, cache=context.cache)
-
+    dataset, images, validation = open_splits(context)
     torch.manual_seed(recipe.train.seed)
     model = build(dense_spec(recipe, images, num_classes=len(dataset.labels)))
     plan = data_parallel(model, group, LabelObjective(recipe.train.label_smoothing), recipe.train)
@@ -51,11 +47,19 @@ def train(context: Context, group: Group) -> StageResult | None:
         return None
     save_weights(model.cpu(), context.out / "dense.safetensors")
     return StageResult(
-        data=data_facts(dataset, spec),
+        data=data_facts(dataset, images.spec),
         models={"dense": model.spec.model_dump(mode="json")},
         metrics={"val_top1": score.top1, "val_loss": score.loss, "val_images": float(score.count)},
         report={"world_size": group.world_size, "device": str(group.device), "torch_threads": torch.get_num_threads()},
     )
+
+
+def open_splits(context: Context) -> tuple[DataSet, Images, Images]:
+    """Return the data set that the recipe names, and its training and validation images."""
+    dataset = open_dataset(context.recipe.data, cache=context.cache)
+    spec = preprocessing_of(context.recipe.data)
+    train, validation = (open_images(split, spec, cache=context.cache) for split in (dataset.train, dataset.val))
+    return dataset, train, validation
 
 
 def dense_spec(recipe: Recipe, images: Images, *, num_classes: int) -> ModelSpec:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipeline.compression.prune import count_macs, prune
+from pipeline.compression.rebuild import rebuild
 from pipeline.errors import PipelineError
 from pipeline.models import Classifier, ModelSpec, build, load_weights, save_weights
 
@@ -68,7 +69,7 @@ def test_pruned_network_is_rebuilt_from_spec_and_weights(tmp_path: Path, name: s
     pruned = halved(model(name, 32)).eval()
     save_weights(pruned, tmp_path / "w.safetensors")
     spec = ModelSpec.model_validate_json(pruned.spec.model_dump_json())
-    again = load_weights(build(spec), tmp_path / "w.safetensors").eval()
+    again = load_weights(rebuild(spec), tmp_path / "w.safetensors").eval()
     images = torch.randint(0, 256, (2, 32, 32, spec.channels), dtype=torch.uint8)
     assert torch.equal(pruned(images), again(images))
 
@@ -87,7 +88,7 @@ def test_no_mask_is_left_in_the_weights() -> None:
 def test_pruning_twice_composes() -> None:
     twice = halved(halved(model(), round_to=4), round_to=4)
     assert twice.net.state_dict()["layers.8.conv2.weight"].shape == (16, 16, 3, 3)
-    assert build(twice.spec).net.state_dict()["fc.weight"].shape == (10, 16)
+    assert rebuild(twice.spec).net.state_dict()["fc.weight"].shape == (10, 16)
 
 
 def test_same_network_is_pruned_the_same_way() -> None:

@@ -18,7 +18,7 @@ from pipeline.loader import Images, Sampling, open_images
 from pipeline.models import Classifier, ModelSpec, build
 from pipeline.training.checkpoint import latest_step
 from pipeline.training.group import Group, average_buffers
-from pipeline.training.loop import DistillObjective, LabelObjective, Schedule, evaluate, fit
+from pipeline.training.loop import LabelObjective, Schedule, evaluate, fit
 from pipeline.training.optim import build_optimizer
 from pipeline.training.parallel import DataParallel
 from serving.worker.preprocess import Preprocessing
@@ -152,15 +152,6 @@ def test_loss_that_is_not_finite_stops_with_step_and_images(images: Images, grou
     with pytest.raises(PipelineError, match=r"the loss is (nan|inf) at step \d+ \(process 0 had images \[") as caught:
         train(network(), images, group, tmp_path, lr=1e30)
     assert caught.value.exit_status == 1
-
-
-def test_teacher_alone_decides_when_the_recipe_says_so() -> None:
-    teacher, student = network(), network()
-    objective = DistillObjective(teacher.eval(), weight=1.0, temperature=2.0)
-    pixels = torch.randint(0, 256, (4, SIZE, SIZE, 1), dtype=torch.uint8)
-    for labels in (torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)):
-        losses = objective(student.eval(), pixels, labels)
-        assert torch.equal(losses, objective(student, pixels, 1 - labels))
 
 
 @pytest.mark.multirank
