@@ -79,7 +79,12 @@ def own_network(name: str) -> dict[str, str]:
 
 
 def _compression(recipe: Recipe) -> dict[str, Any]:
-    return _ranks(recipe) | {"weight_bits": weight_bits(recipe.compress.quantize.bits)}
+    """Which layers gain from int8 is measured, so a compressed network belongs to a kind of CPU."""
+    return _ranks(recipe) | {"weight_bits": weight_bits(recipe.compress.quantize.bits), "cpu": cpu_facts()}
+
+
+def _calibration(recipe: Recipe) -> dict[str, Any]:
+    return {"weight_bits": weight_bits(recipe.compress.quantize.bits)}
 
 
 def _hardware(_recipe: Recipe) -> dict[str, Any]:
@@ -108,8 +113,8 @@ CHAIN = (
     Stage(
         "export",
         run="pipeline.export:export",
-        sections=("data", "export"),
-        facts=_nothing,
+        sections=("data", "export", "static"),
+        facts=_calibration,
     ),
     Stage(
         "choose",

@@ -104,10 +104,20 @@ class PruneConfig(Section):
     """Structured pruning: whole channels go."""
 
     enabled: bool = Field(True, description="false: no pruned candidate is made")
-    ratio: float = Field(0.5, gt=0, lt=1, description="share of the channels that go")
+    ratio: float = Field(0.5, gt=0, lt=1, description="share of `target` that goes")
+    target: Literal["channels", "macs", "cost"] = Field(
+        "channels", description="what ratio is a share of; cost: CPU time of one image, measured on this machine"
+    )
     round_to: int = Field(8, ge=1, description="widths stay multiples of this")
-    importance: Literal["l1", "l2"] = "l2"
+    importance: Literal["l1", "l2", "taylor", "bn_scale"] = Field("l2", description="which channels matter least")
     scope: Literal["global", "uniform"] = Field("uniform", description="rank channels in all layers, or in each")
+    steps: int = Field(1, ge=1, description="prune so many times, recovering after each; 1: one-shot")
+    keep: Annotated[tuple[str, ...], BeforeValidator(_split_commas)] = Field(
+        (), description="layers that keep their channels, by name; the last layer always does"
+    )
+    sparsity: float = Field(
+        0.0, ge=0, lt=1, description="share of the remaining weights set to 0: a smaller archive, no speed"
+    )
 
 
 class RecoverConfig(Section):
@@ -123,6 +133,9 @@ class QuantizeConfig(Section):
     """Row-wise dynamic int8."""
 
     bits: Literal["auto", "7", "8"] = Field("auto", description="weight bits; auto: 7 where 8 would saturate (AVX2)")
+    min_gain: float = Field(
+        1.05, ge=0, description="a layer stays fp32 unless int8 makes it this many times cheaper here; 0: all"
+    )
 
 
 class CompressConfig(Section):
@@ -138,6 +151,19 @@ class ExportConfig(Section):
 
     opset: int = Field(20, ge=18, le=23)
     min_agreement: float = Field(0.995, gt=0, le=1, description="top-1 agreement required of an int8 candidate")
+
+
+class StaticConfig(Section):
+    """Static int8 of convolutions, in ONNX, calibrated on training images."""
+
+    enabled: bool = Field(True, description="false: no static candidate is made")
+    images: int = Field(256, ge=1, description="training images for calibration")
+    methods: Annotated[tuple[Literal["minmax", "entropy", "percentile"], ...], BeforeValidator(_split_commas)] = Field(
+        ("minmax", "entropy", "percentile"), min_length=1, description="how ranges are found; the best is kept"
+    )
+    max_loss: float = Field(
+        0.3, ge=0, description="points of validation top-1 that may be lost against the float candidate"
+    )
 
 
 class ChooseConfig(Section):
@@ -170,6 +196,7 @@ class Recipe(Section):
     train: TrainConfig
     compress: CompressConfig
     export: ExportConfig = ExportConfig()
+    static: StaticConfig = StaticConfig()
     choose: ChooseConfig = ChooseConfig()
     package: PackageConfig
 

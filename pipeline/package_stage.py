@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from pipeline.artifact import StageResult
+from pipeline.compression.candidates import is_int8
 from pipeline.data import Ints, Split, open_dataset, preprocessing_of
 from pipeline.package import build_archive
 from pipeline.session import open_session, probabilities
@@ -35,7 +36,7 @@ def package(context: Context) -> StageResult:
         labels=list(dataset.labels),
         preprocessing=spec,
         golden=golden,
-        tolerance=TOLERANCE[bool(source.manifest.models[chosen]["int8"])],
+        tolerance=TOLERANCE[is_int8(chosen)],
         provenance={"candidate": chosen, "choose": source.manifest.key, "data": dataset.test.digest},
     )
     (first,) = spread_over_classes(dataset.test, 1).tolist()

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.artifact import Artifact, sha256_file
-from pipeline.compression.candidates import DENSE, float_of
+from pipeline.compression.candidates import DENSE, float_of, is_int8
 from pipeline.compression.rebuild import load_model
 from pipeline.config import Recipe
 from pipeline.data import Ints, Split
@@ -65,7 +65,7 @@ def verify(recipe: Recipe, made: dict[str, Artifact], images: Images, *, url: st
         answers = torch_answers(load_model(made["compress"], chosen), images)
         rows.append(Handover(f"PyTorch {chosen}", answers, 0, 1))
     graph = made["choose"].file("model.onnx")
-    int8 = bool(made["choose"].manifest.models[chosen]["int8"])
+    int8 = is_int8(chosen)
     session = open_session(graph)
     offline = in_batches(images, lambda pixels: probabilities(session, pixels))
     rows.append(

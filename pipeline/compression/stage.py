@@ -2,7 +2,7 @@
 
 from pipeline.artifact import StageResult
 from pipeline.compression.bits import weight_bits
-from pipeline.compression.candidates import DENSE, INT8_OF, PRUNED, float_of
+from pipeline.compression.candidates import DENSE, DYNAMIC_OF, PRUNED, float_of
 from pipeline.compression.distill import DistillObjective
 from pipeline.compression.prune import count_macs, prune
 from pipeline.compression.quantize import quantize_linears
@@ -22,11 +22,11 @@ def compress(context: Context, group: Group) -> StageResult | None:
     _, images, validation = open_splits(context)
     dense = load_model(context.parent, "dense")
     bits = weight_bits(recipe.compress.quantize.bits)
-    candidates = {DENSE: dense, INT8_OF[DENSE]: quantized(dense, bits=bits)}
+    candidates = {DENSE: dense, DYNAMIC_OF[DENSE]: quantized(dense, bits=bits)}
     if recipe.compress.prune.enabled:
         pruned = _pruned(dense, recipe.compress.prune)
         _recover(pruned, dense, images, validation, context=context, group=group)
-        candidates |= {PRUNED: pruned, INT8_OF[PRUNED]: quantized(pruned, bits=bits)}
+        candidates |= {PRUNED: pruned, DYNAMIC_OF[PRUNED]: quantized(pruned, bits=bits)}
     metrics: dict[str, float] = {}
     for name, model in candidates.items():
         metrics[f"{name}_val_top1"] = evaluate(model.to(group.device), validation, group=group).top1

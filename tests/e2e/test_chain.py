@@ -21,7 +21,7 @@ STAGES = ("train", "compress", "export", "choose", "package")
 # Instants at which each stage is killed. `make test-kill` asks for 20.
 KILLS = int(os.environ.get("QUARTET_KILLS", "2"))
 # What the choice rests on is measured, so a run that must repeat exactly leaves nothing to the clock.
-EXACT = (*FAST, "--choose.force=pruned-int8")
+EXACT = (*FAST, "--choose.force=pruned-dynamic")
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,10 @@ def test_each_stage_records_the_key_of_the_one_before(finished: Path) -> None:
 
 def test_graph_says_what_it_was_made_from(finished: Path) -> None:
     compress, export = (load_artifact(artifact_of(finished, stage)) for stage in ("compress", "export"))
-    graph = onnx.load(export.file("pruned-int8.onnx"))
+    graph = onnx.load(export.file("pruned-dynamic.onnx"))
     metadata = {entry.key: entry.value for entry in graph.metadata_props}
     assert json.loads(metadata["labels"]) == list("0123456789")
-    assert metadata["weights_sha256"] == compress.manifest.files["pruned-int8.safetensors"]
+    assert metadata["weights_sha256"] == compress.manifest.files["pruned-dynamic.safetensors"]
     assert (metadata["train_key"], metadata["compress_key"]) == (compress.manifest.parent, compress.manifest.key)
 
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.multirank]
 
 PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos.tar"
 SPEC = Preprocessing(height=224, width=224, channels=3, resize=256)
-CANDIDATES = ("fp32", "int8", "pruned", "pruned-int8")
+CANDIDATES = ("fp32", "dynamic", "pruned", "pruned-dynamic")
 CLIENTS = 32
 
 
@@ -50,7 +50,7 @@ def test_candidate_gives_over_http_what_it_gives_offline(trained: Path, candidat
     archive = made(trained, "package", *forced)
     with zipfile.ZipFile(archive) as packed:
         kinds = {node.op_type for node in onnx.load_from_string(packed.read("model.onnx")).graph.node}
-    assert ("MatMulIntegerToFloat" in kinds) is candidate.endswith("int8")
+    assert ("MatMulIntegerToFloat" in kinds) is candidate.endswith("dynamic")
     with served(verify_archive(archive), Options(replicas=2)) as stack:
         verified = run_pipeline(trained, "verify", *forced, "--port", str(stack.topology.port))
     assert verified.returncode == 0, verified.stderr
@@ -160,7 +160,7 @@ def test_photographs_get_the_offline_answers(resnet: tuple[str, list[bytes], NDA
 def test_two_hundred_images_sent_32_at_a_time_get_the_offline_answers(trained: Path, tmp_path: Path) -> None:
     from sklearn.datasets import load_digits
 
-    archive = made(trained, "package", *FAST, "--choose.force=pruned-int8")
+    archive = made(trained, "package", *FAST, "--choose.force=pruned-dynamic")
     with zipfile.ZipFile(archive) as packed:
         packed.extract("model.onnx", tmp_path)
         session = open_session(tmp_path / "model.onnx")

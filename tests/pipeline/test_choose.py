@@ -32,13 +32,16 @@ DENSE = row("fp32", 0.990, 1.0)
 @pytest.mark.parametrize(
     ("others", "chosen"),
     [
-        ([row("pruned", 0.986, 0.5), row("int8", 0.989, 0.8)], "pruned"),
-        ([row("pruned", 0.984, 0.5), row("int8", 0.989, 0.8)], "int8"),  # 0.6 points is over the budget
+        ([row("pruned", 0.986, 0.5), row("dynamic", 0.989, 0.8)], "pruned"),
+        ([row("pruned", 0.984, 0.5), row("dynamic", 0.989, 0.8)], "dynamic"),  # 0.6 points is over the budget
         ([row("pruned", 0.985, 0.5)], "pruned"),  # exactly the budget
-        ([row("int8", 0.999, 1.1)], "fp32"),  # slower, however accurate
-        ([row("int8", 0.990, 0.97, low=0.99)], "fp32"),  # not proven faster
-        ([row("pruned", 0.988, 0.50), row("pruned-int8", 0.989, 0.51)], "pruned-int8"),  # equal cost: accuracy
-        ([row("pruned", 0.988, 0.50, size_bytes=9), row("pruned-int8", 0.988, 0.51, size_bytes=3)], "pruned-int8"),
+        ([row("dynamic", 0.999, 1.1)], "fp32"),  # slower, however accurate
+        ([row("dynamic", 0.990, 0.97, low=0.99)], "fp32"),  # not proven faster
+        ([row("pruned", 0.988, 0.50), row("pruned-dynamic", 0.989, 0.51)], "pruned-dynamic"),  # equal cost: accuracy
+        (
+            [row("pruned", 0.988, 0.50, size_bytes=9), row("pruned-dynamic", 0.988, 0.51, size_bytes=3)],
+            "pruned-dynamic",
+        ),
         ([], "fp32"),
     ],
 )
@@ -53,12 +56,12 @@ def test_reason_says_what_was_gained_and_lost() -> None:
 
 
 def test_keeping_fp32_says_why_the_others_were_not_taken() -> None:
-    reason = decide([DENSE, row("int8", 0.990, 1.1), row("pruned", 0.9, 0.5)], budget=0.5, force=None).reason
-    assert reason == "kept fp32: int8 was 0.91x, pruned lost 9.00 points"
+    reason = decide([DENSE, row("dynamic", 0.990, 1.1), row("pruned", 0.9, 0.5)], budget=0.5, force=None).reason
+    assert reason == "kept fp32: dynamic was 0.91x, pruned lost 9.00 points"
 
 
 def test_forced_candidate_ships_whatever_was_measured() -> None:
-    assert decide([DENSE, row("int8", 0.5, 3.0)], budget=0.5, force="int8").name == "int8"
+    assert decide([DENSE, row("dynamic", 0.5, 3.0)], budget=0.5, force="dynamic").name == "dynamic"
 
 
 def test_table_names_every_candidate_and_the_conditions(capsys: pytest.CaptureFixture[str]) -> None:

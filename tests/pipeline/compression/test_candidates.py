@@ -2,11 +2,20 @@
 
 import pytest
 
-from pipeline.compression.candidates import float_of
+from pipeline.compression.candidates import float_of, is_int8
 
 
 @pytest.mark.parametrize(
-    ("name", "base"), [("int8", "fp32"), ("pruned-int8", "pruned"), ("fp32", "fp32"), ("pruned", "pruned")]
+    ("name", "base"),
+    [
+        ("fp32", "fp32"),
+        ("pruned", "pruned"),
+        ("dynamic", "fp32"),
+        ("static", "fp32"),
+        ("pruned-dynamic", "pruned"),
+        ("pruned-static", "pruned"),
+    ],
 )
-def test_float_weights_of_a_candidate(name: str, base: str) -> None:
+def test_candidate_has_its_float_origin(name: str, base: str) -> None:
     assert float_of(name) == base
+    assert is_int8(name) is (name != base)
