@@ -1,15 +1,18 @@
 # Order only: what each target runs is decided in pipeline/make.py, and what an installation needs in pipeline/install.py.
 PYTHON ?= python3
 VENV ?= .venv
-RECIPE ?= digits
+RECIPE ?=
 NPROC ?=
 REPLICAS ?=
 PORT ?=
 IMAGE ?=
 ARGS ?=
+# From the command line only: an environment's own DATA is about something else.
+ONNX :=
+DATA :=
 
 # Values reach Python through the environment, untouched: neither make nor the shell reads `$`, quotes or spaces in them.
-VALUES := PYTHON VENV RECIPE NPROC REPLICAS PORT IMAGE ARGS
+VALUES := PYTHON VENV RECIPE ONNX DATA NPROC REPLICAS PORT IMAGE ARGS
 $(foreach name,$(VALUES),$(eval override $(name) := $$(value $(name))))
 export $(VALUES)
 
@@ -29,6 +32,8 @@ help: ## Print every target
 	@printf 'make TARGET... [RECIPE=digits] [NPROC=4] [REPLICAS=2] [PORT=8080] [ARGS="--train.epochs 3"]\n\n'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
 	@printf '\n  RECIPE    name of a recipe in pipeline/recipes, or the path of a .toml file\n'
+	@printf '  ONNX      a finished classifier to compress, package and serve instead of training one\n'
+	@printf '  DATA      your images: DATA/train/CLASS/*.jpg and, if there are, DATA/val and DATA/test\n'
 	@printf '  NPROC     training processes; REPLICAS and PORT shape the served stack\n'
 	@printf '  ARGS      more for the command behind the target, as you would type it in a shell; not for stop\n'
 	@printf '  PYTHON    the Python (3.11-3.13) that makes the environment; VENV where it stands (.venv)\n'

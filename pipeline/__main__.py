@@ -22,10 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     parser = _parser()
     options, overrides = parser.parse_known_args(arguments)
-    if options.nproc is not None:
-        overrides += ["--train.nproc", options.nproc]
     try:
-        recipe = load_recipe(options.recipe, overrides)
+        recipe = load_recipe(options.recipe or ("onnx" if options.onnx else "digits"), _fields(options) + overrides)
         if options.command in COMMANDS:
             return COMMANDS[options.command](recipe, ARTIFACTS, options)
         made = materialize(options.command, recipe, root=ARTIFACTS, force=options.force)
@@ -39,6 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     _show(made)
     return 0
+
+
+def _fields(options: argparse.Namespace) -> list[str]:
+    """Return the recipe's fields that the short forms stand for."""
+    short = {
+        "--train.nproc": options.nproc,
+        "--onnx.file": options.onnx,
+        "--data.name": options.data and "imagefolder",
+        "--data.root": options.data,
+    }
+    return [word for field, value in short.items() if value is not None for word in (field, value)]
 
 
 def _show(made: Sequence[Artifact]) -> None:
@@ -61,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("command", choices=[*STAGES, *COMMANDS])
-    parser.add_argument("--recipe", default="digits", help="a name in pipeline/recipes, or the path of a .toml file")
+    parser.add_argument("--recipe", help="a name in pipeline/recipes (default: digits), or the path of a .toml file")
+    parser.add_argument("--onnx", metavar="FILE", help="a finished classifier instead of training, for --onnx.file")
+    parser.add_argument("--data", metavar="DIR", help="your images, short for --data.name imagefolder --data.root DIR")
     parser.add_argument("--nproc", help="training processes, short for --train.nproc")
     parser.add_argument("--force", action="store_true", help="run the stage again even if its artifact is there")
     parser.add_argument("--port", default="8080", help="verify: where the served stack listens")

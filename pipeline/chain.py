@@ -87,6 +87,14 @@ def _calibration(recipe: Recipe) -> dict[str, Any]:
     return {"weight_bits": weight_bits(recipe.compress.quantize.bits)}
 
 
+def _given(recipe: Recipe) -> dict[str, Any]:
+    """Read the file's digest: weights that lie beside it count, where it lies does not."""
+    from pipeline.imported.file import digest_of  # takes 0.3 s, and few recipes name a file
+
+    assert recipe.onnx is not None
+    return {"graph": digest_of(recipe.onnx.file), "weight_bits": weight_bits(recipe.onnx.bits)}
+
+
 def _hardware(_recipe: Recipe) -> dict[str, Any]:
     return {"cpu": cpu_facts(), "gpus": gpu_names()}
 
@@ -129,7 +137,30 @@ CHAIN = (
         facts=_nothing,
     ),
 )
-STAGES = {stage.name: stage for stage in CHAIN}
+IMPORT = Stage(
+    "import",
+    run="pipeline.imported.stage:import_graph",
+    sections=("data", "onnx", "static"),
+    facts=_given,
+)
+STAGES = {stage.name: stage for stage in (*CHAIN, IMPORT)}
+FOR_GRAPH = {"compress": "choose", "export": "import"}  # what asking for them means where nothing is trained
+
+
+def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
+    """Return the stages that a recipe goes through, in order: a finished graph is imported, and nothing trained."""
+    return CHAIN if recipe.onnx is None else (IMPORT, STAGES["choose"], STAGES["package"])
+
+
+def stages_until(target: str, recipe: Recipe) -> tuple[Stage, ...]:
+    """Return the stages up to `target`; `PipelineError` when the recipe does not go through it."""
+    stages = stages_of(recipe)
+    names = [stage.name for stage in stages]
+    last = target if recipe.onnx is None else FOR_GRAPH.get(target, target)
+    if last not in names:
+        why = "names no ONNX file; pass --onnx FILE" if recipe.onnx is None else "names a finished ONNX file"
+        raise PipelineError(f"there is no stage {target} for a recipe that {why}: it has {', '.join(names)}")
+    return stages[: names.index(last) + 1]
 
 
 def materialize(target: str, recipe: Recipe, *, root: Path, force: bool = False) -> list[Artifact]:
@@ -137,12 +168,12 @@ def materialize(target: str, recipe: Recipe, *, root: Path, force: bool = False)
 
     `force` runs `target` again even if it is there; the old artifact stands until the new one takes its place.
     """
-    cache = root / "cache"
+    stages, cache = stages_until(target, recipe), root / "cache"
     data = open_dataset(recipe.data, cache=cache).fingerprint()
     made: list[Artifact] = []
-    for stage in CHAIN[: [stage.name for stage in CHAIN].index(target) + 1]:
+    for stage in stages:
         source = made[-1] if made else None
-        made.append(_make(stage, recipe, source, data, root=root, force=force and stage.name == target))
+        made.append(_make(stage, recipe, source, data, root=root, force=force and stage is stages[-1]))
     return made
 
 
@@ -165,11 +196,13 @@ def _make(
             shutil.rmtree(resume_path(root, stage.name, key), ignore_errors=True)
             artifact = load_artifact(path)
             say(f"{stage.name}: already done, {_shown(path)}")
+            _tell(artifact)
             return artifact
         say(f"{stage.name}: running")
         context_of = _context_maker(recipe, source, root=root, stage=stage, key=key)
         artifact = publish(root, stage=stage.name, facts=facts, work=lambda out: _work(stage, context_of(out)))
     say(f"{stage.name}: done, {_shown(path)}")
+    _tell(artifact)
     return artifact
 
 
@@ -206,6 +239,12 @@ def _decode_once(context: Context) -> None:
 def say(line: str) -> None:
     """Tell the user how the chain proceeds: on stderr, because stdout is for what was asked for."""
     print(line, file=sys.stderr, flush=True)
+
+
+def _tell(artifact: Artifact) -> None:
+    """Repeat what the stage wants to be known, each time that its artifact is used."""
+    for note in artifact.report.get("notes", []):
+        say(f"{artifact.manifest.stage}: {note}")
 
 
 def _shown(path: Path) -> str:

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -20,11 +20,17 @@ from pipeline.errors import PipelineError
 from pipeline.names import validate_name
 
 RECIPES = Path(__file__).parent / "recipes"
+NOT_FOR_A_GRAPH = ("model", "train", "compress")  # sections that a finished ONNX file takes the place of
 
 
 def _split_commas(value: object) -> object:
     """Let the command line write a list as `flip,crop`."""
     return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+
+def _whole(value: object) -> object:
+    """Let the command line write one of several numbers."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 class Section(BaseModel):
@@ -42,7 +48,7 @@ class DataConfig(Section):
     )
     height: int = Field(ge=1, le=4096, description="pixels")
     width: int = Field(ge=1, le=4096, description="pixels")
-    channels: Literal[1, 3] = Field(description="1 grey, 3 colour")
+    channels: Annotated[Literal[1, 3], BeforeValidator(_whole)] = Field(description="1 grey, 3 colour")
     resize: int | None = Field(
         None, ge=1, description="shorter side before the centre crop; default: the longer of both"
     )
@@ -146,6 +152,24 @@ class CompressConfig(Section):
     quantize: QuantizeConfig = QuantizeConfig()
 
 
+class OnnxConfig(Section):
+    """A finished classifier: nothing is trained, and [model], [train] and [compress] are not read."""
+
+    file: Path = Field(exclude=True, description="the .onnx file; what it holds is in the key, its place is not")
+    layout: Literal["auto", "nchw", "nhwc"] = Field("auto", description="of its input; auto: where 1 or 3 channels are")
+    scale: float = Field(255, gt=0, description="pixels are divided by this, then mean is subtracted")
+    mean: Annotated[tuple[float, ...], BeforeValidator(_split_commas)] = Field(
+        (0.0,), min_length=1, max_length=3, description="of the scaled pixels: one value, or one for each channel"
+    )
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(_split_commas)] = Field(
+        (1.0,), min_length=1, max_length=3, description="the difference is divided by this"
+    )
+    outputs: Literal["auto", "logits", "probabilities"] = Field(
+        "auto", description="what it answers; auto: probabilities if every answer sums to 1"
+    )
+    bits: Literal["auto", "7", "8"] = Field("auto", description="of static int8's weights, as compress.quantize.bits")
+
+
 class ExportConfig(Section):
     """PyTorch -> ONNX."""
 
@@ -192,13 +216,33 @@ class Recipe(Section):
     """Everything that decides what the pipeline makes."""
 
     data: DataConfig
-    model: ModelConfig
-    train: TrainConfig
-    compress: CompressConfig
+    onnx: OnnxConfig | None = Field(None, description="instead of model, train and compress")
+    # None only beside [onnx], whose chain reads none of the three: so no reader has to ask.
+    model: ModelConfig = cast(ModelConfig, None)
+    train: TrainConfig = cast(TrainConfig, None)
+    compress: CompressConfig = cast(CompressConfig, None)
     export: ExportConfig = ExportConfig()
     static: StaticConfig = StaticConfig()
     choose: ChooseConfig = ChooseConfig()
     package: PackageConfig
+
+    @model_validator(mode="after")
+    def _there_is_a_model(self) -> "Recipe":
+        missing = [name for name in NOT_FOR_A_GRAPH if getattr(self, name) is None]
+        if missing and self.onnx is None:
+            raise ValueError(
+                f"section [{missing[0]}] is required and not set; add it to the recipe or pass --onnx FILE"
+            )
+        for name in ("mean", "std") if self.onnx else ():
+            if len(values := getattr(self.onnx, name)) not in (1, self.data.channels):
+                raise ValueError(f"onnx.{name} = {values} has another length than 1 or data.channels")
+        return self
+
+
+class _GraphOnly(BaseModel):
+    """The part of a recipe that tells which graph is given."""
+
+    onnx: OnnxConfig
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -214,18 +258,36 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     for field, value in _pairs(overrides):
         _assign(tree, field, value)
     try:
-        return Recipe.model_validate(tree)
+        if "onnx" in tree:
+            tree = {name: section for name, section in tree.items() if name not in NOT_FOR_A_GRAPH}
+        size = _size_of_graph(tree) if "onnx" in tree else {}
+        if isinstance(tree.get("data"), dict):
+            tree["data"] = size | tree["data"]
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise PipelineError(f"recipe {path.name}: {_first_line(error)}") from error
+    for field, pixels in size.items():
+        if (asked := getattr(recipe.data, field)) != pixels:
+            raise PipelineError(f"data.{field} = {asked}, but the ONNX file takes {pixels}; leave data.{field} out")
+    return recipe
+
+
+def _size_of_graph(tree: dict[str, Any]) -> dict[str, int]:
+    """Return the fields of [data] that the recipe's ONNX file decides."""
+    from pipeline.imported.file import inspect  # takes 0.3 s, and few recipes name a file
+
+    given = _GraphOnly.model_validate(tree).onnx
+    return inspect(given.file, layout=given.layout).image_size
 
 
 def describe_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
     """Return one line for every field that a recipe may set: name, type or default, meaning."""
     lines: list[str] = []
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            lines += describe_fields(kind, f"{prefix}{name}.")
+        kinds = (field.annotation, *get_args(field.annotation))
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        if section:
+            lines += describe_fields(section, f"{prefix}{name}.")
         else:
             default = "required" if field.is_required() else f"default {field.default}"
             lines.append(f"  --{prefix}{name:<24} {default}. {field.description or ''}".rstrip())

@@ -1,4 +1,4 @@
-"""What make's targets run: turns RECIPE=, NPROC=, REPLICAS=, PORT=, IMAGE= and ARGS= into command lines.
+"""What make's targets run: turns RECIPE=, ONNX=, DATA=, NPROC=, REPLICAS=, PORT=, IMAGE=, ARGS= into command lines.
 
 Values come from the environment as they were typed, so that a space or a quote in one never meets a shell.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from pipeline.errors import PipelineError
 
 STAGE_OF = {"train": "train", "compress": "choose", "package": "package", "serve": "package", "verify": "package"}
+LARGEST = {"REPLICAS": 999, "PORT": 65535}
 SERVED = ("stop", "status", "logs", "predict")
 
 
@@ -22,23 +23,34 @@ SERVED = ("stop", "status", "logs", "predict")
 class Values:
     """What the user gave make; an empty string was not given."""
 
-    recipe: str
-    nproc: str
-    replicas: str
-    port: str
-    image: str
-    args: tuple[str, ...]
+    recipe: str = ""
+    onnx: str = ""
+    data: str = ""
+    nproc: str = ""
+    replicas: str = ""
+    port: str = ""
+    image: str = ""
+    args: tuple[str, ...] = ()
 
 
 def read_values(environment: Mapping[str, str]) -> Values:
-    """Read make's variables; ARGS is split like words of a shell, and an open quote is a `PipelineError`."""
+    """Read make's variables; ARGS is split like words of a shell.
+
+    Raises `PipelineError` for an open quote, and for a number that only serving would refuse, after all was built.
+    """
     args = environment.get("ARGS", "")
     try:
         words = tuple(shlex.split(args))
     except ValueError as error:
         raise PipelineError(f"ARGS={args}: {str(error).lower()}; close the quote") from error
+    for name, largest in LARGEST.items():
+        value = environment.get(name, "")
+        if value and not (value.isdecimal() and 1 <= int(value) <= largest):
+            raise PipelineError(f"{name}={value} will not do; use a whole number from 1 to {largest}")
     return Values(
         recipe=environment.get("RECIPE", ""),
+        onnx=environment.get("ONNX", ""),
+        data=environment.get("DATA", ""),
         nproc=environment.get("NPROC", ""),
         replicas=environment.get("REPLICAS", ""),
         port=environment.get("PORT", ""),
@@ -50,6 +62,7 @@ def read_values(environment: Mapping[str, str]) -> Values:
 def pipeline_command(stage: str, values: Values) -> list[str]:
     """Return the command that makes `stage` and everything before it."""
     command = [sys.executable, "-m", "pipeline", stage, *_option("--recipe", values.recipe)]
+    command += [*_option("--onnx", values.onnx), *_option("--data", values.data)]
     return [*command, *_option("--nproc", values.nproc), *values.args]
 
 

@@ -1,5 +1,7 @@
 """Compare every hand-over on the whole test split: PyTorch dense -> compressed -> ONNX -> answers over HTTP.
 
+Of a recipe that names an ONNX file: the file as it was given -> in our contract -> quantized -> answers over HTTP.
+
 Shape legend: N images, B batch, K classes.
 """
 
@@ -7,7 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +22,11 @@ from rich.table import Table
 from pipeline.artifact import Artifact, sha256_file
 from pipeline.compression.candidates import DENSE, float_of, is_int8
 from pipeline.compression.rebuild import load_model
-from pipeline.config import Recipe
+from pipeline.config import OnnxConfig, Recipe
 from pipeline.data import Ints, Split
 from pipeline.errors import PipelineError
 from pipeline.export import Floats, Served, compare
+from pipeline.imported.stage import reference_of
 from pipeline.loader import Images
 from pipeline.models import Classifier
 from pipeline.session import open_session, probabilities
@@ -56,24 +61,36 @@ class Verdict:
 def verify(recipe: Recipe, made: dict[str, Artifact], images: Images, *, url: str) -> list[Verdict]:
     """Ask everything that was made on the way for its answers to `images`; return a verdict for every hand-over."""
     (chosen,) = made["choose"].manifest.models
-    base = float_of(chosen)
-    rows = [Handover("PyTorch dense", torch_answers(load_model(made["train"], "dense"), images), 0, 1)]
-    if base != DENSE:
-        answers = torch_answers(load_model(made["compress"], base), images)
-        rows.append(Handover(f"PyTorch {base}", answers, 0, 1))
-    if chosen != base:
-        answers = torch_answers(load_model(made["compress"], chosen), images)
-        rows.append(Handover(f"PyTorch {chosen}", answers, 0, 1))
+    rows = (
+        _trained(made, images, chosen) if recipe.onnx is None else _given(recipe.onnx, made["import"], images, chosen)
+    )
     graph = made["choose"].file("model.onnx")
     int8 = is_int8(chosen)
-    session = open_session(graph)
-    offline = in_batches(images, lambda pixels: probabilities(session, pixels))
-    rows.append(
-        Handover(f"ONNX {chosen}", offline, recipe.export.min_agreement if int8 else 1.0, 1.0 if int8 else 1e-3)
-    )
+    agreement, difference = (recipe.export.min_agreement, 1.0) if int8 else (1.0, 1e-3)
+    rows.append(Handover(f"ONNX {chosen}", onnx_answers(graph, images), agreement, difference))
     served = served_answers(images.split, url=url, model=recipe.package.name, digest=sha256_file(graph))
     rows.append(Handover("HTTP", served, 1.0, SAME))
     return judge(rows, images.split.labels, budget=recipe.choose.budget)
+
+
+def _trained(made: dict[str, Artifact], images: Images, chosen: str) -> list[Handover]:
+    """Return what PyTorch answers: dense, pruned, and in int8 where PyTorch made that."""
+    rows = [Handover("PyTorch dense", torch_answers(load_model(made["train"], "dense"), images), 0, 1)]
+    for name in dict.fromkeys((float_of(chosen), chosen)):
+        if name != DENSE and name in made["compress"].manifest.models:
+            rows.append(Handover(f"PyTorch {name}", torch_answers(load_model(made["compress"], name), images), 0, 1))
+    return rows
+
+
+def _given(config: OnnxConfig, imported: Artifact, images: Images, chosen: str) -> list[Handover]:
+    """Return what the user's file answers, and what it answers in our contract where something else ships."""
+    softmax = imported.manifest.models[DENSE]["outputs"] == "logits"
+    answer = partial(reference_of(config).probabilities, softmax=softmax)
+    rows = [Handover(config.file.name, in_batches(images, answer), 0, 1)]
+    if chosen != DENSE:
+        answers = onnx_answers(imported.file(f"{DENSE}.onnx"), images)
+        rows.append(Handover(f"ONNX {DENSE}", answers, 1.0, 1e-3))
+    return rows
 
 
 def judge(rows: Sequence[Handover], labels_N: Ints, *, budget: float) -> list[Verdict]:
@@ -100,13 +117,23 @@ def judge(rows: Sequence[Handover], labels_N: Ints, *, budget: float) -> list[Ve
 
 def torch_answers(model: Classifier, images: Images) -> Floats:
     """Return probabilities float32 [N, K] from PyTorch."""
+    return in_batches(images, torch_answer(model))
+
+
+def torch_answer(model: Classifier) -> Callable[[NDArray[np.uint8]], Floats]:
+    """Return the function that answers a batch of pixels with PyTorch."""
     served = Served(model).eval()
 
     def answer(pixels: NDArray[np.uint8]) -> Floats:
         with torch.no_grad():
             return np.asarray(served(torch.from_numpy(pixels)), np.float32)
 
-    return in_batches(images, answer)
+    return answer
+
+
+def onnx_answers(graph: Path, images: Images) -> Floats:
+    """Return probabilities float32 [N, K] from ONNX Runtime."""
+    return in_batches(images, partial(probabilities, open_session(graph)))
 
 
 def in_batches(images: Images, answer: Callable[[NDArray[np.uint8]], Floats]) -> Floats:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 RECORDER = """#!{python}
 import json, os, sys
-names = ("RECIPE", "NPROC", "REPLICAS", "PORT", "IMAGE", "ARGS")
+names = ("RECIPE", "ONNX", "DATA", "NPROC", "REPLICAS", "PORT", "IMAGE", "ARGS")
 with open({log!r}, "a") as stream:
     stream.write(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in names}}]) + "\\n")
 sys.exit({status})
@@ -89,13 +89,17 @@ def test_chain_runs_in_the_order_of_its_words_even_in_parallel(sandbox: Sandbox)
 
 def test_values_arrive_as_they_were_typed(sandbox: Sandbox) -> None:
     nasty = """it's a "file" $HOME $(shell false) `id`; \\ #1 %.png"""
-    done = sandbox.make("predict", f"IMAGE={nasty}", f"RECIPE={nasty}", f"ARGS={nasty}", "PORT=81 82", NPROC="$2")
+    done = sandbox.make(
+        "predict", f"IMAGE={nasty}", f"RECIPE={nasty}", f"ARGS={nasty}", f"ONNX={nasty}", "PORT=81 82", NPROC="$2"
+    )
     assert done.returncode == 0, done.stderr
     ((words, values),) = sandbox.calls
     assert words == ["-m", "pipeline.make", "predict"]
     assert values == {
         "IMAGE": nasty,
         "RECIPE": nasty,
+        "ONNX": nasty,
+        "DATA": "",
         "ARGS": nasty,
         "PORT": "81 82",
         "NPROC": "$2",
@@ -103,10 +107,17 @@ def test_values_arrive_as_they_were_typed(sandbox: Sandbox) -> None:
     }
 
 
-def test_recipe_is_digits_unless_another_is_given(sandbox: Sandbox) -> None:
+def test_recipe_is_given_on_the_command_line_or_by_the_environment(sandbox: Sandbox) -> None:
     sandbox.make("train")
     sandbox.make("train", RECIPE="mnist")
-    assert [values["RECIPE"] for _, values in sandbox.calls] == ["digits", "mnist"]
+    sandbox.make("train", "RECIPE=cifar10")
+    assert [values["RECIPE"] for _, values in sandbox.calls] == ["", "mnist", "cifar10"]
+
+
+def test_images_are_given_on_the_command_line_only(sandbox: Sandbox) -> None:
+    sandbox.make("train", DATA="somebody else's")
+    sandbox.make("train", "DATA=photos")
+    assert [values["DATA"] for _, values in sandbox.calls] == ["", "photos"]
 
 
 def test_complete_environment_is_not_installed_again(sandbox: Sandbox) -> None:

@@ -1,4 +1,4 @@
-"""`make bench`: accuracy, bytes and CPU time of the shipped model, ORT fp32 and PyTorch eager, as JSON and Markdown."""
+"""`make bench`: accuracy, bytes and CPU time of the shipped model, ORT fp32 and what the user began with."""
 
 import json
 import os
@@ -15,17 +15,28 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.artifact import Artifact
+from pipeline.compression.candidates import DENSE
 from pipeline.compression.rebuild import load_model
-from pipeline.config import Recipe
-from pipeline.export import Floats, Served
+from pipeline.config import OnnxConfig, Recipe
+from pipeline.export import Floats
+from pipeline.imported.stage import reference_of
 from pipeline.loader import Images
 from pipeline.machine import cpu_facts, library_versions
 from pipeline.measure import measure_interleaved, ratio
 from pipeline.session import open_session, probabilities
-from pipeline.verify import in_batches, torch_answers
+from pipeline.verify import in_batches, torch_answer
 from serving.worker.preprocess import decode
 
 ROUNDS = 21
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What answers uint8 [B, H, W, C] with float32 [B, K], and the bytes of what it is kept in."""
+
+    name: str
+    answer: Callable[[NDArray[np.uint8]], Floats]
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -46,8 +57,9 @@ class Row:
 def bench(recipe: Recipe, made: dict[str, Artifact], images: Images, *, root: Path) -> Path:
     """Measure on the test split, write report.json and summary.md, and return the path of the Markdown."""
     (chosen,) = made["choose"].manifest.models
-    shipped, fp32 = made["choose"].file("model.onnx"), made["export"].file("fp32.onnx")
-    rows = measure_rows(f"shipped ({chosen})", shipped, fp32, made["train"], images)
+    shipped, fp32 = made["choose"].file("model.onnx"), (made.get("export") or made["import"]).file("fp32.onnx")
+    begun = given_graph(recipe.onnx, made["import"]) if recipe.onnx else eager_model(made["train"])
+    rows = measure_rows(f"shipped ({chosen})", shipped, fp32, begun, images)
     report = {
         "schema": 1,
         "recipe": recipe.package.name,
@@ -65,34 +77,38 @@ def bench(recipe: Recipe, made: dict[str, Artifact], images: Images, *, root: Pa
     return summary
 
 
-def measure_rows(name: str, shipped: Path, fp32: Path, train: Artifact, images: Images) -> list[Row]:
+def measure_rows(name: str, shipped: Path, fp32: Path, begun: Contender, images: Images) -> list[Row]:
     """Return the three rows: all contenders answer the same image, interleaved, with one thread each."""
-    torch.set_num_threads(1)
-    eager = load_model(train, "dense")
-    served = Served(eager).eval()
+    contenders = [onnx_graph(name, shipped), onnx_graph("ORT fp32", fp32), begun]
     one = images.batch(np.arange(1))
-    sessions = {name: open_session(shipped), "ORT fp32": open_session(fp32)}
-
-    def run_eager() -> None:
-        with torch.no_grad():
-            served(torch.from_numpy(one))
-
-    calls: dict[str, Callable[[], object]] = {
-        key: partial(probabilities, session, one) for key, session in sessions.items()
-    }
-    costs = measure_interleaved(calls | {"PyTorch eager fp32": run_eager}, rounds=ROUNDS)
-    answers: dict[str, Floats] = {
-        key: in_batches(images, partial(probabilities, session)) for key, session in sessions.items()
-    }
-    answers["PyTorch eager fp32"] = torch_answers(eager, images)
-    sizes = {name: shipped, "ORT fp32": fp32, "PyTorch eager fp32": train.file("dense.safetensors")}
+    costs = measure_interleaved({c.name: partial(c.answer, one) for c in contenders}, rounds=ROUNDS)
     rows: list[Row] = []
-    for key, cost in costs.items():
+    for contender in contenders:
+        cost = costs[contender.name]
         gain = ratio(cost, costs[name])
-        top1 = float((answers[key].argmax(1) == images.split.labels).mean())
-        size = sizes[key].stat().st_size
-        rows.append(Row(key, top1, len(images), size, cost.median_ms, cost.spread_ms, gain.median, gain.low, gain.high))
+        top1 = float((in_batches(images, contender.answer).argmax(1) == images.split.labels).mean())
+        spent = (cost.median_ms, cost.spread_ms, gain.median, gain.low, gain.high)
+        rows.append(Row(contender.name, top1, len(images), contender.size_bytes, *spent))
     return rows
+
+
+def onnx_graph(name: str, path: Path) -> Contender:
+    """Return a graph in our contract."""
+    return Contender(name, partial(probabilities, open_session(path)), path.stat().st_size)
+
+
+def eager_model(train: Artifact) -> Contender:
+    """Return the dense network as PyTorch runs it without us, on one thread."""
+    torch.set_num_threads(1)
+    answer = torch_answer(load_model(train, "dense"))
+    return Contender("PyTorch eager fp32", answer, train.file("dense.safetensors").stat().st_size)
+
+
+def given_graph(config: OnnxConfig, imported: Artifact) -> Contender:
+    """Return the user's file as it runs without us: preprocessing in numpy, one image at a time."""
+    softmax = imported.manifest.models[DENSE]["outputs"] == "logits"
+    answer = partial(reference_of(config).probabilities, softmax=softmax)
+    return Contender(f"{config.file.name} as given", answer, int(imported.manifest.metrics["given_bytes"]))
 
 
 def decode_cost(images: Images) -> float:

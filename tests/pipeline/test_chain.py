@@ -7,10 +7,11 @@ import pytest
 
 from pipeline import chain
 from pipeline.artifact import StageResult
-from pipeline.chain import CHAIN, STAGES, Stage, materialize, own_network
+from pipeline.chain import CHAIN, STAGES, Stage, materialize, own_network, stages_until
 from pipeline.config import load_recipe, section_facts
 from pipeline.errors import PipelineError
 from pipeline.stage import Context
+from tests.given import write_graph
 
 ran: list[str] = []
 
@@ -94,7 +95,47 @@ def test_own_network_decides_the_key_by_its_code(tmp_path: Path, monkeypatch: py
 
 def test_every_stage_names_a_function_that_exists() -> None:
     assert all(callable(stage.function) for stage in CHAIN)
-    assert list(STAGES) == ["train", "compress", "export", "choose", "package"]
+    assert all(callable(stage.function) for stage in STAGES.values())
+    assert list(STAGES) == ["train", "compress", "export", "choose", "package", "import"]
+
+
+@pytest.mark.parametrize(
+    ("target", "stages"),
+    [
+        ("import", ["import"]),
+        ("export", ["import"]),
+        ("compress", ["import", "choose"]),
+        ("package", ["import", "choose", "package"]),
+    ],
+)
+def test_finished_graph_takes_the_place_of_training(tmp_path: Path, target: str, stages: list[str]) -> None:
+    recipe = load_recipe("onnx", ["--onnx.file", str(write_graph(tmp_path))])
+    assert [stage.name for stage in stages_until(target, recipe)] == stages
+
+
+def test_stage_that_a_recipe_does_not_go_through_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "CHAIN", CHAIN)
+    with pytest.raises(
+        PipelineError, match=r"no stage train for a recipe that names a finished ONNX file: it has import"
+    ):
+        stages_until("train", load_recipe("onnx", ["--onnx.file", str(write_graph(tmp_path))]))
+    with pytest.raises(PipelineError, match=r"no stage import for a recipe that names no ONNX file; pass --onnx FILE"):
+        stages_until("import", load_recipe("digits"))
+
+
+def test_what_a_stage_wants_to_be_known_is_told_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(f"{__name__}.first", with_a_note)
+    run(tmp_path)
+    run(tmp_path)
+    assert [line for line in capsys.readouterr().err.splitlines() if "note" in line] == ["first: a note"] * 2
+
+
+def with_a_note(context: Context) -> StageResult:
+    """Stand in for a stage that has something to say."""
+    (context.out / "a.txt").write_text("a")
+    return StageResult(data={}, report={"notes": ["a note"]})
 
 
 def test_parent_that_was_made_anew_with_another_outcome_makes_the_next_stage_run(

@@ -6,11 +6,59 @@ import pytest
 
 from pipeline.config import RECIPES, describe_fields, load_recipe, section_facts
 from pipeline.errors import PipelineError
+from tests.given import graph_text, write_graph
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.toml") if path.stem != "onnx"))
 def test_shipped_recipe_is_valid(name: str) -> None:
     assert load_recipe(name).package.name
+
+
+def test_size_comes_from_the_graph_that_a_recipe_names(tmp_path: Path) -> None:
+    recipe = load_recipe("onnx", ["--onnx.file", str(write_graph(tmp_path)), "--onnx.mean", "0.5,0.4,0.3"])
+    assert (recipe.data.height, recipe.data.width, recipe.data.channels) == (16, 16, 3)
+    assert recipe.onnx is not None
+    assert recipe.onnx.mean == (0.5, 0.4, 0.3)
+
+
+def test_recipe_that_names_a_graph_is_not_asked_for_training(tmp_path: Path) -> None:
+    recipe = load_recipe("digits", [*graph(tmp_path, "N, 1, 16, 16"), "--train.nproc", "2"])
+    assert (recipe.data.name, recipe.package.name) == ("digits", "digits")
+    assert [getattr(recipe, name) for name in ("model", "train", "compress")] == [None] * 3
+
+
+def graph(folder: Path, shape: str) -> list[str]:
+    return ["--onnx.file", str(write_graph(folder, graph_text(shape=shape)))]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "words", "message"),
+    [
+        ("digits", "N, 1, 32, 16", [], r"data\.height = 16, but the ONNX file takes 32; leave data\.height out"),
+        ("digits", "N, 3, 16, 16", [], r"data\.channels = 1, but the ONNX file takes 3; leave data\.channels out"),
+        ("onnx", "N, 3, H, 16", [], r"recipe onnx\.toml: data\.height is required and not set"),
+        (
+            "onnx",
+            "N, 3, 16, 16",
+            ["--onnx.mean", "1,2"],
+            r"onnx\.mean = \(1\.0, 2\.0\) has another length than 1 or data",
+        ),
+        ("onnx", "N, 3, 16, 16", ["--onnx.std", "0"], r"onnx\.std\.0 = '0': input should be greater than 0"),
+        ("onnx", "N, 3, 16, 16", ["--onnx.size", "3"], r"there is no field onnx\.size"),
+        ("onnx", "N, 16", [], r"its input x is no batch of images"),
+    ],
+)
+def test_graph_that_the_recipe_contradicts_is_refused(
+    tmp_path: Path, recipe: str, shape: str, words: list[str], message: str
+) -> None:
+    with pytest.raises(PipelineError, match=message):
+        load_recipe(recipe, [*graph(tmp_path, shape), *words])
+
+
+def test_recipe_without_a_network_and_without_a_graph_is_refused() -> None:
+    size = ["--data.height=8", "--data.width=8", "--data.channels=1"]
+    with pytest.raises(PipelineError, match=r"section \[model\] is required and not set; .* or pass --onnx FILE"):
+        load_recipe("onnx", size)
 
 
 def test_mnist_recipe_is_the_classic() -> None:
@@ -20,8 +68,10 @@ def test_mnist_recipe_is_the_classic() -> None:
 
 
 def test_override_wins_over_the_file() -> None:
-    recipe = load_recipe("digits", ["--train.epochs", "3", "--train.lr=0.5", "--data.augment", "flip,crop"])
+    words = ["--train.epochs", "3", "--train.lr=0.5", "--data.augment", "flip,crop", "--data.channels=3"]
+    recipe = load_recipe("digits", words)
     assert (recipe.train.epochs, recipe.train.lr, recipe.data.augment) == (3, 0.5, ("flip", "crop"))
+    assert recipe.data.channels == 3
 
 
 def test_recipe_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
@@ -38,6 +88,7 @@ def test_recipe_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
         (["--train.epoch", "3"], r"there is no field train\.epoch; `python -m pipeline --help` lists them"),
         (["--data.name", "imagenet"], r"data\.name = 'imagenet': input should be 'digits', "),
         (["--data.resize", "8"], r"data\.resize = 8 is smaller than the crop"),
+        (["--data.channels", "2"], r"data\.channels = 2: input should be 1 or 3"),
         (["--train.epochs"], r"--train\.epochs has no value"),
         (["epochs=3"], r"'epochs=3' is not understood; an override reads --section\.field value"),
         (["--package.name", "my model"], r"package\.name = 'my model' cannot be used; use A-Z"),
@@ -80,5 +131,5 @@ def test_folder_of_the_images_is_no_part_of_what_decides_the_key() -> None:
 
 def test_help_has_a_line_for_every_field() -> None:
     text = "\n".join(describe_fields())
-    for field in ("--data.root", "--train.nproc", "--compress.prune.ratio", "--choose.force"):
+    for field in ("--data.root", "--onnx.file", "--train.nproc", "--compress.prune.ratio", "--choose.force"):
         assert field in text

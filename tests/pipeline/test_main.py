@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
+from tests.given import write_graph
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,7 @@ def test_help_lists_stages_and_fields(capsys: pytest.CaptureFixture[str]) -> Non
         (["train", "--train.device", "cuda"], "quartet: train.device = 'cuda', but there is no NVIDIA GPU"),
         (["train", "--package.name", "a b"], "quartet: package.name = 'a b' cannot be used"),
         (["verify", "--port", "80x"], "quartet: --port 80x is no port"),
+        (["compress", "--onnx", "x.onnx"], "quartet: there is no ONNX file x.onnx; pass --onnx FILE"),
     ],
 )
 def test_mistake_is_one_line_on_stderr_with_status_2(
@@ -40,6 +42,16 @@ def test_mistake_is_one_line_on_stderr_with_status_2(
     printed = capsys.readouterr()
     assert printed.err.splitlines()[-1].startswith(message)
     assert printed.out == ""
+
+
+def test_graph_and_images_may_be_named_in_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = write_graph(tmp_path)
+    assert main(["compress", "--onnx", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("quartet: data.root is not set")
+    assert main(["compress", "--onnx", str(path), "--data", "photos"]) == 2
+    assert capsys.readouterr().err.startswith("quartet: data.root = 'photos' has no folder train/")
+    assert main(["train", "--onnx", str(path), "--data", "photos"]) == 2
+    assert capsys.readouterr().err.startswith("quartet: there is no stage train for a recipe that names a finished")
 
 
 def test_unknown_stage_lists_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from pipeline import make
 from pipeline.make import Values, main, read_values, run_target
 
 ROOT = Path(make.__file__).resolve().parent.parent
-NOTHING = Values(recipe="", nproc="", replicas="", port="", image="", args=())
+NOTHING = Values()
 PIPELINE = [sys.executable, "-m", "pipeline"]
 SERVING = [sys.executable, "-m", "serving"]
 # A make target whose every stage is the script that is named first.
@@ -68,6 +68,27 @@ def test_open_quote_in_args_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == "ARGS=--data.root 'my folder: no closing quotation; close the quote\n"
 
 
+@pytest.mark.parametrize("target", ["train", "serve"])
+@pytest.mark.parametrize(
+    ("name", "value", "largest"),
+    [("REPLICAS", "abc", 999), ("REPLICAS", "0", 999), ("PORT", "65536", 65535), ("PORT", "80 ", 65535)],
+)
+def test_number_that_serving_would_refuse_is_refused_before_anything_is_built(
+    name: str,
+    value: str,
+    largest: int,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    commands: list[list[str]],
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.delenv("ARGS", raising=False)
+    assert main(target) == 2
+    assert capsys.readouterr().err == f"{name}={value} will not do; use a whole number from 1 to {largest}\n"
+    assert commands == []
+
+
 def test_predict_without_an_image_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +121,13 @@ def test_only_what_was_given_is_passed_on(commands: list[list[str]]) -> None:
 def test_stages_get_recipe_processes_and_overrides(target: str, stage: str, commands: list[list[str]]) -> None:
     run_target(target, Values("a b.toml", nproc="4", replicas="3", port="81", image="", args=("--train.epochs", "1")))
     assert commands == [[*PIPELINE, stage, "--recipe", "a b.toml", "--nproc", "4", "--train.epochs", "1"]]
+
+
+@pytest.mark.parametrize(("target", "stage"), [("compress", "choose"), ("bench", "bench")])
+def test_graph_and_images_of_the_users_are_passed_on(target: str, stage: str, commands: list[list[str]]) -> None:
+    values = read_values({"ONNX": "my file.onnx", "DATA": "photos", "ARGS": "--onnx.scale 1"})
+    run_target(target, values)
+    assert commands == [[*PIPELINE, stage, "--onnx", "my file.onnx", "--data", "photos", "--onnx.scale", "1"]]
 
 
 def test_serve_tries_the_archive_that_package_names_with_the_held_out_image(
