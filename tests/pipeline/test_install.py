@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -82,8 +83,8 @@ def test_good_machine_is_not_refused() -> None:
         ({"free_gb": 3.21}, "the installation needs 10.3 GB of disk; 3.2 GB are free"),
     ],
 )
-def test_machine_that_will_not_do_is_refused_in_one_line(change: dict[str, object], line: str) -> None:
-    assert refusal(GOOD._replace(**change)) == line  # type: ignore[arg-type]
+def test_machine_that_will_not_do_is_refused_in_one_line(change: dict[str, Any], line: str) -> None:
+    assert refusal(GOOD._replace(**change)) == line
 
 
 def test_refusal_is_printed_and_exits_with_two(

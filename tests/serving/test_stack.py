@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -158,10 +159,10 @@ def test_stop_waits_for_a_start_and_then_ends_what_that_one_described(
     monkeypatch.setattr(stack, "wait_until_ready", lambda started, *, say: None)
     write = haproxy.write
 
-    def write_late(*arguments: object, **options: object) -> None:
+    def write_late(*arguments: Any, **options: Any) -> None:
         described.set()
         time.sleep(0.3)  # stack.json is written after this: a stop that does not wait finds none
-        write(*arguments, **options)  # type: ignore[arg-type]
+        write(*arguments, **options)
 
     monkeypatch.setattr(haproxy, "write", write_late)
     with ThreadPoolExecutor(1) as pool:
