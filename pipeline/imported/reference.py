@@ -17,6 +17,7 @@ from pipeline.session import open_session
 from serving.worker.contents import PackageError
 
 SUM_TOLERANCE = 1e-2  # of probabilities in half precision
+WARNING, FATAL = 2, 4  # of ONNX Runtime's log
 
 Floats = NDArray[np.float32]
 
@@ -91,11 +92,14 @@ def open_reference(path: Path, *, layout: str, normalisation: Normalisation) -> 
 
 def open_graph(path: Path) -> onnxruntime.InferenceSession:
     """Open a graph as a worker would; `PipelineError` names the file and what ONNX Runtime has against it."""
+    onnxruntime.set_default_logger_severity(FATAL)  # of this session: what it would print is in our message
     try:
         return open_session(path)
     except PackageError as error:
         said = str(error).partition(": ")[2]
         raise PipelineError(f"{path.name}: ONNX Runtime cannot open it: {said}") from error
+    finally:
+        onnxruntime.set_default_logger_severity(WARNING)
 
 
 def needs_softmax(answers_NK: Floats, *, asked: str, name: str) -> bool:

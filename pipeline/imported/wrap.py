@@ -13,7 +13,7 @@ import onnx.version_converter
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from pipeline.errors import PipelineError
-from pipeline.imported.file import FLOATS, GivenGraph, constants_of, one_line, opset_of
+from pipeline.imported.file import FLOATS, GivenGraph, constants_of, nodes_of, one_line, opset_of
 from pipeline.imported.reference import Normalisation
 
 MIN_OPSET = 13  # QuantizeLinear with a scale for each channel
@@ -74,16 +74,24 @@ def _free_batch(model: ModelProto, *, batch: int) -> None:
 
     `[batch, ...]` becomes `[0, ...]`, which copies the first dimension of what is reshaped.
     """
-    first = _first_dims(model)
-    constants = constants_of(model)
-    for number, node in enumerate(model.graph.node):
+    graph, first, constants = model.graph, _first_dims(model), constants_of(model)
+    for number, node in enumerate(graph.node):
         if node.op_type != "Reshape" or node.input[1] not in constants or first.get(node.input[0]) != batch:
             continue
         shape = numpy_helper.to_array(constants[node.input[1]]).copy()
-        if len(shape) and shape[0] == batch and not any(a.name == "allowzero" and a.i for a in node.attribute):
-            shape[0] = 0
-            node.input[1] = f"shape-{number}"
-            model.graph.initializer.append(numpy_helper.from_array(shape, node.input[1]))
+        if not len(shape) or shape[0] != batch or 0 in shape:
+            continue
+        shape[0] = 0
+        node.input[1] = f"shape-{number}"
+        del node.attribute[:]  # allowzero, which the newer exporter sets: a 0 would be no copy
+        graph.initializer.append(numpy_helper.from_array(shape, node.input[1]))
+    # Shapes that nothing uses any more go, because ONNX Runtime warns of each.
+    used = {name for node in nodes_of(model) for name in node.input} | {graph.output[0].name}
+    tensors = [tensor for tensor in graph.initializer if tensor.name in used]
+    nodes = [node for node in graph.node if node.op_type != "Constant" or node.output[0] in used]
+    del graph.initializer[:], graph.node[:]
+    graph.initializer.extend(tensors)
+    graph.node.extend(nodes)
 
 
 def _first_dims(model: ModelProto) -> dict[str, int]:

@@ -54,11 +54,26 @@ NHWC = "t = Transpose<perm = [0, 3, 1, 2]>(x) m = GlobalAveragePool(t) " + BODY.
         DOUBLE,
         graph_text(batch="1", first=1),
         graph_text(batch="4", first=4),
+        graph_text(BODY.replace("Reshape", "Reshape<allowzero = 1>"), batch="1", first=1),
+        graph_text("flat = Constant<value = int64[2] {1, 3}>() " + BODY, batch="1").replace(
+            ", int64[2] flat = {-1, 3}", ""
+        ),
         graph_text(opset=10),
         graph_text(opset=12),
         graph_text().replace(" x)", " images)").replace("(x)", "(images)").replace("y", "probabilities"),
     ],
-    ids=["nchw", "nhwc", "double", "batch 1", "batch 4", "opset 10", "opset 12", "our own names"],
+    ids=[
+        "nchw",
+        "nhwc",
+        "double",
+        "batch 1",
+        "batch 4",
+        "batch 1, newer exporter",
+        "batch 1, constant",
+        "opset 10",
+        "opset 12",
+        "our own names",
+    ],
 )
 def test_wrapped_graph_gives_the_answers_of_the_given_one(tmp_path: Path, text: str) -> None:
     assert difference(write_graph(tmp_path, text)) < 1e-5
@@ -121,6 +136,12 @@ def test_operators_that_cannot_be_upgraded_are_refused(tmp_path: Path) -> None:
         PipelineError, match=r"given\.onnx has opset 6 and cannot be upgraded to 13 .*; export it again"
     ):
         wrapped(path)
+
+
+def test_shapes_that_are_no_longer_used_are_left_out(tmp_path: Path) -> None:
+    graph = onnx.load(wrapped(write_graph(tmp_path, graph_text(batch="1", first=1)))).graph
+    used = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} - used == set()
 
 
 def test_softmax_is_over_the_classes(tmp_path: Path) -> None:
