@@ -4,6 +4,7 @@ Progress goes to stderr; the last line of stdout is the path of what was made.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,5 +80,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _interrupt(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)  # what Ctrl-C does
     sys.exit(main())

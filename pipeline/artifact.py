@@ -110,9 +110,8 @@ def load_artifact(path: Path) -> Artifact:
     try:
         manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
     except (FileNotFoundError, ValidationError) as error:
-        raise PipelineError(
-            f"{path} is no artifact ({type(error).__name__}); delete it and run the stage again"
-        ) from error
+        state = "missing" if isinstance(error, FileNotFoundError) else "damaged"
+        raise PipelineError(f"{path / MANIFEST} is {state}; delete {path} and run the stage again") from error
     for name, expected in manifest.files.items():
         file = path / name
         if not file.is_file() or sha256_file(file) != expected:
@@ -153,7 +152,11 @@ def publish(
     shutil.rmtree(partial, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
     partial.mkdir(parents=True)
-    result = work(partial)
+    try:
+        result = work(partial)
+    except BaseException:  # refused or interrupted: only a run with the same key would remove what it left
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     digested = [
         p for p in sorted(partial.rglob("*")) if p.is_file() and REPORT_FOLDER not in p.relative_to(partial).parts
     ]

@@ -63,7 +63,8 @@ def _run(scratch: Path, function: str, context: Context, *, nproc: int, device: 
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "LOGLEVEL": "CRITICAL",  # the agent's account of a failure is printed once, by us
     }
-    process = subprocess.Popen(command, env=environment, stdout=sys.stderr)
+    # A group of its own: a terminal sends Ctrl-C to ours, and every rank would print its trace.
+    process = subprocess.Popen(command, env=environment, stdout=sys.stderr, process_group=0)
     status = _wait(process)
     if status != 0:
         raise _failure(scratch, status)

@@ -20,6 +20,7 @@ from serving.topology import Frozen, Limits, Replica, Timeouts, Topology, Watch,
 
 Say = Callable[[str], None]
 DEFAULT_REPLICAS = 2
+NO_ERROR = "no error, only slow; a busy machine may need another try"
 
 
 def running(port: int) -> Stack | None:
@@ -159,7 +160,7 @@ def wait_until_ready(stack: Stack, *, say: Say) -> None:
             del missing[name]
             say(f"{name} ready after {time.monotonic() - begin:.1f} s")
         if time.monotonic() - begin > topology.timeouts.startup_s:
-            causes = "; ".join(f"{name}: {torchserve.last_error(r) or 'no error'}" for name, r in missing.items())
+            causes = "; ".join(f"{name}: {torchserve.last_error(r) or NO_ERROR}" for name, r in missing.items())
             raise StackError(f"not ready within {topology.timeouts.startup_s} s: {causes}; logs in {topology.logs}")
         time.sleep(0.1)
 

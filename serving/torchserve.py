@@ -27,6 +27,7 @@ JAVA_FLAGS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
 )
 # What stands at the beginning of the last line of a Python traceback, or after the time stamp in TorchServe's logs.
+REMARK = re.compile(r"^\S+ (?:DEBUG|INFO|WARN) ")  # TorchServe warns of what is as it should be
 ERROR_LINE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b")
 
 LOG_LINES = 500  # how far back an error is looked for
@@ -122,14 +123,15 @@ def is_ready(description: dict[str, Any] | None) -> bool:
 
 
 def last_error(replica: Replica) -> str:
-    """Return the last line of the worker's log that names an exception, else the last line, else an empty text."""
-    lines: list[str] = []
+    """Return the last line of the replica's logs that names an exception, else the last that is no remark, else ''."""
+    told = ""
     for name in ("model.log", "ts.log"):
-        if (path := replica.logs / name).is_file():
-            lines = [_message(line) for line in tail(path, lines=LOG_LINES) if line.strip()]
-        if any(ERROR_LINE.match(line) for line in lines):
-            return [line for line in lines if ERROR_LINE.match(line)][-1][:300]
-    return lines[-1][:300] if lines else ""
+        path = replica.logs / name
+        written = [line for line in tail(path, lines=LOG_LINES) if line.strip()] if path.is_file() else []
+        if errors := [line for line in map(_message, written) if ERROR_LINE.match(line)]:
+            return errors[-1][:300]
+        told = next((_message(line) for line in reversed(written) if not REMARK.match(line)), told)
+    return told[:300]
 
 
 def launcher_error(replica: Replica) -> str:

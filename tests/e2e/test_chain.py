@@ -4,6 +4,8 @@ import json
 import os
 import random
 import shutil
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.artifact import load_artifact
-from tests.chains import FAST, kill_after, made, run_pipeline, wait_until_gone
+from tests.chains import FAST, kill_after, made, pipeline_command, run_pipeline, wait_until_gone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.multirank]
 
@@ -94,6 +96,26 @@ def test_stage_killed_at_any_instant_ends_in_the_same_bytes(finished: Path, tmp_
         assert load_artifact(path if path.is_dir() else path.parent).digest == expected
         assert list((folder / "artifacts" / stage).glob("*.partial")) == []
         assert list((folder / "artifacts" / stage).glob("*.resume")) == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "sign", "number"), [("train", "process(es)", "SIGINT"), ("export", "run", "SIGTERM")]
+)
+def test_interrupted_run_says_one_line_and_leaves_nothing(
+    finished: Path, tmp_path: Path, stage: str, sign: str, number: str
+) -> None:
+    start_from(finished, tmp_path, STAGES[: STAGES.index(stage)])
+    command = pipeline_command(stage, *EXACT)
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stderr
+        while not (line := process.stderr.readline()).startswith(f"{stage}: ") or sign not in line:
+            assert line, "it ended"
+        time.sleep(1)  # into the work, so far as it goes
+        os.killpg(process.pid, signal.Signals[number])  # as a terminal sends it: to the group
+        told = [line for line in process.stderr.read().splitlines() if not line.startswith(f"{stage}: epoch")]
+    assert told == ["quartet: interrupted; the same command continues"]
+    assert wait_until_gone(tmp_path) == []
+    assert list((tmp_path / "artifacts" / stage).glob("*.partial*")) == []
 
 
 def start_from(finished: Path, folder: Path, stages: tuple[str, ...]) -> None:

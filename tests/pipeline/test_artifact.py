@@ -40,6 +40,7 @@ def test_interrupted_stage_leaves_no_artifact(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         publish(tmp_path, stage="s", facts=FACTS, work=dies)
     assert not artifact_path(tmp_path, "s", key_of(FACTS)).exists()
+    assert list((tmp_path / "s").iterdir()) == []
 
 
 def test_what_an_interrupted_run_left_does_not_reach_the_next_one(tmp_path: Path) -> None:
@@ -106,7 +107,13 @@ def test_second_run_says_that_it_waits_and_goes_on_when_the_first_has_ended(
 
 
 def test_directory_without_manifest_is_no_artifact(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="is no artifact"):
+    with pytest.raises(PipelineError, match=r"manifest\.json is missing; delete .* and run the stage again"):
+        load_artifact(tmp_path)
+
+
+def test_manifest_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1, ')
+    with pytest.raises(PipelineError, match=r"manifest\.json is damaged; delete .* and run the stage again"):
         load_artifact(tmp_path)
 
 

@@ -101,6 +101,15 @@ def test_last_error_is_the_exception_not_what_followed_it(tmp_path: Path) -> Non
     assert torchserve.last_error(replica) == "quartet_worker.model.PackageError: labels.json has changed"
 
 
+def test_remark_of_torchserve_is_no_error(tmp_path: Path) -> None:
+    replica = plan(run_dir=tmp_path, port=1, replicas=1, workers=1).replicas[0]
+    replica.logs.mkdir(parents=True)
+    (replica.logs / "ts.log").write_text("2026-01-01T00:00:00,000 WARN  ModelArchive - createdOn is not defined\n")
+    assert torchserve.last_error(replica) == ""
+    (replica.logs / "ts.log").write_text("Could not reserve enough space for the object heap\n")
+    assert torchserve.last_error(replica) == "Could not reserve enough space for the object heap"
+
+
 def test_replica_without_logs_has_no_error(tmp_path: Path) -> None:
     replica = plan(run_dir=tmp_path, port=1, replicas=1, workers=1).replicas[0]
     assert torchserve.last_error(replica) == torchserve.launcher_error(replica) == ""
