@@ -18,6 +18,7 @@ given ({number}[{shape}] x) => ({number}[{batch}, 3] y)
 }}
 """
 BODY = "m = GlobalAveragePool(x) f = Reshape(m, flat) y = MatMul(f, w)"
+CONV = "c = Conv<kernel_shape = [1, 1]>(x, kernel) m = GlobalAveragePool(c) f = Reshape(m, flat) y = MatMul(f, w)"
 SOFTMAX = "m = GlobalAveragePool(x) f = Reshape(m, flat) z = MatMul(f, w) y = Softmax<axis = 1>(z)"
 
 
@@ -43,6 +44,13 @@ def write_graph(folder: Path, text: str | None = None, *, name: str = "given.onn
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
     onnx.save(model, path)
     return path
+
+
+def conv_text() -> str:
+    """Return the classifier with a convolution before it, which keeps each colour as it is."""
+    return graph_text(CONV).replace(
+        "<float[3, 3] w", "<float[3, 3, 1, 1] kernel = {1, 0, 0, 0, 1, 0, 0, 0, 1}, float[3, 3] w"
+    )
 
 
 def write_images(folder: Path, *, each: int = 10, size: int = SIZE) -> Path:

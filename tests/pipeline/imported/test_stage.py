@@ -12,7 +12,7 @@ from pipeline.config import load_recipe
 from pipeline.errors import PipelineError
 from pipeline.imported.stage import import_graph
 from pipeline.stage import Context
-from tests.given import BODY, SOFTMAX, graph_text, write_graph, write_images
+from tests.given import BODY, SOFTMAX, conv_text, graph_text, write_graph, write_images
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def test_candidate_is_the_given_graph_with_its_labels(tmp_path: Path, images: Pa
     assert result.metrics["given_val_top1"] == 1
     assert result.metrics["fp32_parity_agreement"] == 1
     assert result.report["parity_max_difference"]["fp32"] < 1e-5
-    assert result.report["notes"] == [
+    *notes, last = result.report["notes"]
+    assert last.startswith("there is no candidate static: cannot quantise: fp32.onnx has no convolution")
+    assert notes == [
         "the given graph has a top-1 of 100.00% on 3 validation images",
         "not applied: pruned, dynamic, pruned-dynamic, pruned-static; they start from PyTorch weights",
     ]
@@ -96,6 +98,29 @@ def test_batch_that_is_fixed_for_good_is_refused(tmp_path: Path, images: Path) -
     message = refusal(tmp_path, held)
     assert message.startswith("given.onnx is fixed to batches of 2 and does not run on batches of 1: ")
     assert message.endswith("; export it again with a dynamic batch")
+
+
+def test_convolutions_get_a_static_candidate(tmp_path: Path, images: Path) -> None:
+    result = imported(tmp_path, write_graph(tmp_path, conv_text()), "--onnx.bits=7", "--static.methods=minmax")
+    assert list(result.models) == ["fp32", "static"]
+    assert result.metrics["static_agreement"] == 1
+    graph = onnx.load(tmp_path / "out/static.onnx")
+    assert {entry.key: entry.value for entry in graph.metadata_props}["candidate"] == "static"
+    assert "QuantizeLinear" in {node.op_type for node in graph.graph.node}
+    assert result.report["static"]["static"]["bits"] == 7
+    assert result.data["static"] == {"static": result.report["static"]["static"]["facts"]}
+
+
+def test_static_candidate_is_left_out_when_it_is_not_asked_for(tmp_path: Path, images: Path) -> None:
+    result = imported(tmp_path, write_graph(tmp_path, conv_text()), "--static.enabled=false")
+    assert list(result.models) == ["fp32"]
+    assert not [note for note in result.report["notes"] if note.startswith("there is no candidate static")]
+
+
+def test_static_candidate_that_was_made_is_not_made_of_again(tmp_path: Path, images: Path) -> None:
+    imported(tmp_path, write_graph(tmp_path, conv_text()), "--static.methods=minmax")
+    with pytest.raises(PipelineError, match=r"static\.onnx: node .* is quantized already; name the float model"):
+        imported(tmp_path, tmp_path / "out/static.onnx")
 
 
 def test_same_file_elsewhere_is_not_done_again_and_a_changed_one_is(tmp_path: Path, images: Path) -> None:
