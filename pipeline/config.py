@@ -110,11 +110,13 @@ class PruneConfig(Section):
     """Structured pruning: whole channels go."""
 
     enabled: bool = Field(True, description="false: no pruned candidate is made")
-    ratio: float = Field(0.5, gt=0, lt=1, description="share of `target` that goes")
+    ratio: float = Field(0.5, ge=0, lt=1, description="share of `target` that goes; 0: no channels, for sparsity alone")
     target: Literal["channels", "macs", "cost"] = Field(
         "channels", description="what ratio is a share of; cost: CPU time of one image, measured on this machine"
     )
-    round_to: int = Field(8, ge=1, description="widths stay multiples of this")
+    round_to: int = Field(
+        8, ge=1, description="widths stay multiples of this; of a half, a quarter ... of it in layers narrower than two"
+    )
     importance: Literal["l1", "l2", "taylor", "bn_scale"] = Field("l2", description="which channels matter least")
     scope: Literal["global", "uniform"] = Field("uniform", description="rank channels in all layers, or in each")
     steps: int = Field(1, ge=1, description="prune so many times, recovering after each; 1: one-shot")
@@ -122,7 +124,7 @@ class PruneConfig(Section):
         (), description="layers that keep their channels, by name; the last layer always does"
     )
     sparsity: float = Field(
-        0.0, ge=0, lt=1, description="share of the remaining weights set to 0: a smaller archive, no speed"
+        0.0, ge=0, lt=1, description="share of the remaining weights set to 0: a smaller compressed file, no speed"
     )
 
 

@@ -1,5 +1,8 @@
 """Networks as compression left them: narrower layers and quantized ones, rebuilt from what the spec records."""
 
+import copy
+
+import torch
 from torch import nn
 
 from pipeline.artifact import Artifact
@@ -7,7 +10,8 @@ from pipeline.compression.quantize import RowwiseInt8Linear
 from pipeline.errors import PipelineError
 from pipeline.models import Classifier, ModelSpec, build, load_weights, resized_conv
 
-WIDTHS = ("in_channels", "out_channels", "groups", "in_features", "out_features", "num_features")
+LAYERS = (nn.Conv2d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm, nn.GroupNorm)
+WIDTHS = ("in_channels", "out_channels", "groups", "in_features", "out_features", "num_features", "num_channels")
 
 
 def rebuild(spec: ModelSpec) -> Classifier:
@@ -16,9 +20,8 @@ def rebuild(spec: ModelSpec) -> Classifier:
     Raises `PipelineError` as `build` does, and for a layer whose width cannot change.
     """
     model = build(spec)
-    modules = dict(model.net.named_modules())
     for name, widths in spec.widths.items():
-        _set_widths(model.net, name, modules[name], widths)
+        _set_widths(model.net, name, widths)
     for name, bits in spec.int8.items():
         linear = model.net.get_submodule(name)
         assert isinstance(linear, nn.Linear)
@@ -32,23 +35,50 @@ def load_model(source: Artifact, name: str) -> Classifier:
     return load_weights(model, source.file(f"{name}.safetensors")).eval()
 
 
-def dense_widths(spec: ModelSpec) -> dict[str, dict[str, int]]:
-    """Return every layer's widths in the network before pruning."""
-    return layer_widths(build(spec).net)
+def changed_widths(net: nn.Module, spec: ModelSpec) -> dict[str, dict[str, int]]:
+    """Return what `spec` must record as `widths` so that `rebuild` gives a network of the shapes of `net`."""
+    dense = build(spec).net
+    before, now = layer_widths(dense), layer_widths(net)
+    bare, bare_now = _bare_parameters(dense), _bare_parameters(net)
+    dimensions = {
+        name: {str(d): n for d, n in enumerate(bare_now[name].shape) if n != parameter.shape[d]}
+        for name, parameter in bare.items()
+    }
+    changed = {name: widths for name, widths in now.items() if widths != before[name]}
+    return changed | {name: sizes for name, sizes in dimensions.items() if sizes}
 
 
 def layer_widths(net: nn.Module) -> dict[str, dict[str, int]]:
     """Return module -> attribute -> value for every layer that has a width."""
-    layers = (nn.Conv2d, nn.Linear, nn.BatchNorm2d)
+    return {name: _widths(module) for name, module in net.named_modules() if isinstance(module, LAYERS)}
+
+
+def _widths(module: nn.Module) -> dict[str, int]:
+    if isinstance(module, nn.LayerNorm):
+        return {"normalized_shape": int(module.normalized_shape[-1])}
+    return {attribute: int(getattr(module, attribute)) for attribute in WIDTHS if hasattr(module, attribute)}
+
+
+def _bare_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that belong to no layer of a known kind: a layer scale, a class token."""
     return {
-        name: {attribute: int(getattr(module, attribute)) for attribute in WIDTHS if hasattr(module, attribute)}
-        for name, module in net.named_modules()
-        if isinstance(module, layers)
+        f"{prefix}.{name}" if prefix else name: parameter
+        for prefix, module in net.named_modules()
+        if not isinstance(module, LAYERS)
+        for name, parameter in module.named_parameters(recurse=False)
     }
 
 
-def _set_widths(net: nn.Module, name: str, module: nn.Module, widths: dict[str, int]) -> None:
-    """Replace `module` by one of the same kind and options with other widths, freshly initialised."""
+def _set_widths(net: nn.Module, name: str, widths: dict[str, int]) -> None:
+    """Give the module or the bare parameter `name` other widths, freshly initialised."""
+    parent, _, attribute = name.rpartition(".")
+    if attribute in (owner := net.get_submodule(parent))._parameters:
+        shape = list(owner.get_parameter(attribute).shape)
+        for dimension, size in widths.items():
+            shape[int(dimension)] = size
+        setattr(owner, attribute, nn.Parameter(torch.zeros(shape)))
+        return
+    module = net.get_submodule(name)
     new: nn.Module
     if isinstance(module, nn.Conv2d):
         new = resized_conv(module, **widths)
@@ -58,11 +88,24 @@ def _set_widths(net: nn.Module, name: str, module: nn.Module, widths: dict[str, 
             widths.get("out_features", module.out_features),
             bias=module.bias is not None,
         )
-    elif isinstance(module, nn.BatchNorm2d):
-        new = nn.BatchNorm2d(
-            widths["num_features"], eps=module.eps, momentum=module.momentum, affine=module.affine,
-            track_running_stats=module.track_running_stats,
-        )  # fmt: skip
+    elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm | nn.GroupNorm):
+        new = _resized_norm(module, widths)
     else:
         raise PipelineError(f"layer {name} of kind {type(module).__name__} cannot change its width")
     net.set_submodule(name, new)
+
+
+def _resized_norm(norm: nn.Module, widths: dict[str, int]) -> nn.Module:
+    """Return a copy with another number of channels: a subclass (LayerNorm over channels first) stays what it is."""
+    new = copy.deepcopy(norm)
+    (size,) = widths.values()
+    if isinstance(new, nn.LayerNorm):
+        new.normalized_shape = (*new.normalized_shape[:-1], size)
+    else:
+        setattr(new, next(iter(widths)), size)
+    for name, parameter in norm.named_parameters(recurse=False):
+        setattr(new, name, nn.Parameter(torch.ones(*parameter.shape[:-1], size)))
+    for name, buffer in norm.named_buffers(recurse=False):
+        if buffer.ndim:
+            setattr(new, name, torch.ones(size))
+    return new

@@ -1,19 +1,20 @@
 """The compress stage: dense model -> candidates, each a plain model. Quantization comes before export."""
 
+from typing import Any
+
 from pipeline.artifact import StageResult
 from pipeline.compression.bits import weight_bits
 from pipeline.compression.candidates import DENSE, DYNAMIC_OF, PRUNED, float_of
-from pipeline.compression.distill import DistillObjective
-from pipeline.compression.prune import count_macs, prune
+from pipeline.compression.macs import count_macs
 from pipeline.compression.quantize import quantize_linears
 from pipeline.compression.rebuild import load_model, rebuild
-from pipeline.config import PruneConfig
-from pipeline.loader import Images
+from pipeline.compression.recover import Splits, prune_and_recover, pruning_facts
+from pipeline.compression.sparsity import compressed_bytes, size_facts
 from pipeline.models import Classifier, save_weights
 from pipeline.stage import Context
 from pipeline.training.group import Group
-from pipeline.training.loop import Schedule, evaluate, fit
-from pipeline.training.stage import data_parallel, open_splits, optimizer_for, sampling_of
+from pipeline.training.loop import evaluate
+from pipeline.training.stage import open_splits
 
 
 def compress(context: Context, group: Group) -> StageResult | None:
@@ -24,8 +25,7 @@ def compress(context: Context, group: Group) -> StageResult | None:
     bits = weight_bits(recipe.compress.quantize.bits)
     candidates = {DENSE: dense, DYNAMIC_OF[DENSE]: quantized(dense, bits=bits)}
     if recipe.compress.prune.enabled:
-        pruned = _pruned(dense, recipe.compress.prune)
-        _recover(pruned, dense, images, validation, context=context, group=group)
+        pruned = prune_and_recover(dense, Splits(images, validation), context=context, group=group)
         candidates |= {PRUNED: pruned, DYNAMIC_OF[PRUNED]: quantized(pruned, bits=bits)}
     metrics: dict[str, float] = {}
     for name, model in candidates.items():
@@ -35,17 +35,20 @@ def compress(context: Context, group: Group) -> StageResult | None:
         )
     if not group.leads:
         return None
+    report: dict[str, Any] = {"compressed_bytes": {}}
     for name, model in candidates.items():
-        save_weights(model, context.out / f"{name}.safetensors")
+        weights = context.out / f"{name}.safetensors"
+        save_weights(model, weights)
+        metrics |= {f"{name}_{fact}": value for fact, value in size_facts(model, weights).items()}
+        report["compressed_bytes"][name] = compressed_bytes(weights)
+    if PRUNED in candidates:
+        report["pruning"] = pruning_facts(dense, candidates[PRUNED], recipe.compress.prune)
     return StageResult(
         data=context.parent.manifest.data,
         models={name: model.spec.model_dump(mode="json") for name, model in candidates.items()},
         metrics=metrics,
+        report=report,
     )
-
-
-def _pruned(dense: Classifier, choice: PruneConfig) -> Classifier:
-    return prune(dense, ratio=choice.ratio, round_to=choice.round_to, importance=choice.importance, scope=choice.scope)
 
 
 def quantized(model: Classifier, *, bits: int) -> Classifier:
@@ -54,31 +57,3 @@ def quantized(model: Classifier, *, bits: int) -> Classifier:
     copy.net.load_state_dict(model.net.state_dict(), strict=True)
     int8 = quantize_linears(copy.net, bits=bits)
     return Classifier(model.spec.model_copy(update={"int8": int8}), copy.net)
-
-
-def _recover(
-    pruned: Classifier, dense: Classifier, images: Images, validation: Images, *, context: Context, group: Group
-) -> None:
-    """Train the pruned model against the labels and the dense model's answers."""
-    recipe = context.recipe
-    recover = recipe.compress.recover
-    teacher = dense.to(group.device).eval()
-    objective = DistillObjective(teacher, weight=recover.distill, temperature=recover.temperature)
-    fit(
-        data_parallel(pruned, group, objective, recipe.train),
-        optimizer_for(pruned, recipe.train, lr=recover.lr),
-        images,
-        validation,
-        sampling=sampling_of(recipe),
-        schedule=Schedule(
-            epochs=recover.epochs,
-            lr=recover.lr,
-            kind="cosine",
-            warmup_epochs=0,
-            checkpoint_steps=recipe.train.checkpoint_steps,
-        ),
-        group=group,
-        resume=context.resume,
-        telemetry=context.telemetry,
-        title="recover",
-    )

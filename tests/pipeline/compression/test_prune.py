@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.compression.prune import count_macs, prune
+from pipeline.compression.macs import count_macs
+from pipeline.compression.prune import Rule, prune
 from pipeline.compression.rebuild import rebuild
 from pipeline.errors import PipelineError
 from pipeline.models import Classifier, ModelSpec, build, load_weights, save_weights
+from tests.pipeline.compression.networks import HERE, random_model
 
 
 def model(name: str = "resnet20", size: int = 16) -> Classifier:
@@ -28,8 +30,9 @@ def model(name: str = "resnet20", size: int = 16) -> Classifier:
 
 
 def halved(dense: Classifier, **options: object) -> Classifier:
-    values = {"ratio": 0.5, "round_to": 8, "importance": "l2", "scope": "uniform"} | options
-    return prune(dense, **values)  # type: ignore[arg-type]  # the literal types of the options
+    ratio = options.pop("ratio", 0.5)
+    rule = Rule(**({"round_to": 8, "importance": "l2", "scope": "uniform"} | options))  # type: ignore[arg-type]
+    return prune(dense, ratio=ratio, rule=rule)  # type: ignore[arg-type]
 
 
 def test_half_of_the_channels_are_gone_and_the_classes_stay() -> None:
@@ -64,7 +67,7 @@ def test_dense_model_is_left_as_it_was() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in dense.net.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["simple_cnn", "lenet", "resnet18", "mobilenet_v3_small"])
+@pytest.mark.parametrize("name", ["simple_cnn", "lenet", "resnet18", "mobilenet_v3_small", "convnext_tiny"])
 def test_pruned_network_is_rebuilt_from_spec_and_weights(tmp_path: Path, name: str) -> None:
     pruned = halved(model(name, 32)).eval()
     save_weights(pruned, tmp_path / "w.safetensors")
@@ -96,6 +99,25 @@ def test_same_network_is_pruned_the_same_way() -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_network_that_the_library_cannot_follow_is_refused_by_name() -> None:
-    with pytest.raises(PipelineError, match=r"model\.name = 'shufflenet_v2_x0_5' cannot be pruned"):
-        halved(model("shufflenet_v2_x0_5", 32))
+def test_network_whose_channels_cannot_be_followed_is_refused_by_name() -> None:
+    with pytest.raises(PipelineError, match=r"model\.name = '.*:mixed' cannot be pruned: RuntimeError"):
+        halved(random_model(f"{HERE}:mixed"))
+
+
+def test_network_without_channels_to_spare_is_refused() -> None:
+    layers = ("conv", *(f"layers.{n}.conv1" for n in range(9)), "layers.3.conv2", "layers.6.conv2")
+    with pytest.raises(PipelineError, match=r"has no channels that can go .* keep = conv, "):
+        halved(random_model(channels=1), keep=layers)
+
+
+def test_ranking_over_all_layers_takes_from_those_that_matter_least() -> None:
+    dense = random_model(channels=1)
+    with torch.no_grad():
+        dense.net.get_parameter("layers.1.conv1.weight")[2:] *= 1e-3
+        dense.net.get_parameter("layers.1.conv2.weight")[:, 2:] *= 1e-3
+        dense.net.get_parameter("layers.1.bn1.weight")[2:] *= 1e-3
+    widths = {
+        scope: halved(dense, ratio=0.1, round_to=1, scope=scope).net.state_dict()["layers.1.conv1.weight"].shape[0]
+        for scope in ("uniform", "global")
+    }
+    assert widths == {"uniform": 14, "global": 2}
