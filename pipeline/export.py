@@ -1,13 +1,13 @@
-"""PyTorch -> ONNX and the parity check: what is exported is what was trained, or the stage fails.
+"""PyTorch -> ONNX, parity and static int8: what is exported is what was trained, or the stage fails.
 
 The graph takes pixels (uint8 [B, H, W, C], what `decode` gives) and returns probabilities (float32 [B, K]);
 normalisation and softmax are inside. Shape legend: B batch, H height, W width, C channels, K classes, N images.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.artifact import StageResult
+from pipeline.compression.bits import weight_bits
+from pipeline.compression.calibrate import quantize_static, spread
+from pipeline.compression.candidates import STATIC_OF, float_of
 from pipeline.compression.rebuild import load_model
+from pipeline.config import StaticConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Images, open_images
@@ -61,7 +65,10 @@ class Parity:
 
 
 def export(context: Context) -> StageResult:
-    """Export every candidate and compare it with its PyTorch original on the whole validation split."""
+    """Export every candidate, compare it with its PyTorch original on the whole validation split, and add static int8.
+
+    A graph that cannot be quantized statically is left out, and the report's notes say why.
+    """
     recipe, source = context.recipe, context.parent
     dataset = open_dataset(recipe.data, cache=context.cache)
     spec = preprocessing_of(recipe.data)
@@ -85,11 +92,57 @@ def export(context: Context) -> StageResult:
         differences[name] = worst.max_difference  # of one CPU's arithmetic, so not a fact of the artifact
         metrics[f"{name}_parity_ties"] = float(worst.ties)
         metrics[f"{name}_onnx_bytes"] = float(path.stat().st_size)
-    return StageResult(
+    result = StageResult(
         data=data_facts(dataset, spec),
         models=source.manifest.models,
         metrics=metrics,
         report={"parity_max_difference": differences},
+    )
+    if not recipe.static.enabled:
+        return result
+    training = open_images(dataset.train, spec, cache=context.cache)
+    images = training.batch(spread(dataset.train.labels, recipe.static.images))
+    bits = recipe.compress.quantize.bits
+    return add_static(result, context.out, images, validation, config=recipe.static, bits=bits)
+
+
+def add_static(
+    result: StageResult, out: Path, images: NDArray[np.uint8], validation: Images, *, config: StaticConfig, bits: str
+) -> StageResult:
+    """Quantize the float graphs in `out` statically and add what was made to the result; a note says what was not."""
+    flags: dict[str, dict[str, str]] = {}
+    reports: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    notes: list[str] = list(result.report.get("notes", []))
+    for base, name in STATIC_OF.items():
+        if base not in result.models:
+            continue
+        try:
+            static = quantize_static(
+                out / f"{base}.onnx",
+                out / f"{name}.onnx",
+                images=images,
+                validation=validation.batches,
+                labels=validation.split.labels,
+                methods=config.methods,
+                max_loss=config.max_loss,
+                bits=weight_bits(bits),
+                metadata={"candidate": name},
+            )
+        except PipelineError as error:
+            notes.append(f"there is no candidate {name}: {error}")
+            continue
+        flags[name] = static.facts
+        reports[name] = asdict(static)
+        metrics[f"{name}_agreement"] = static.trial.agreement
+        metrics[f"{name}_onnx_bytes"] = float((out / f"{name}.onnx").stat().st_size)
+        notes += static.notes
+    return replace(
+        result,
+        data=result.data | {"static": flags},
+        models=result.models | {name: result.models[float_of(name)] for name in flags},
+        metrics=result.metrics | metrics,
+        report=result.report | {"static": reports, "notes": notes},
     )
 
 

@@ -133,7 +133,8 @@ def quantize_static(
     for width in dict.fromkeys((bits, 7)):
         trials = tuple(judge.trial(method, calibrated.model(method, bits=width)) for method in methods)
         kept, given_back = _within(max_loss, calibrated, judge, trials, bits=width)
-        model = calibrated.model(kept.method, bits=width, without={loss.layer for loss in given_back})
+        without = {loss.layer for loss in given_back}
+        model = calibrated.model(kept.method, bits=width, without=without)
         unsaturated = judge.unsaturated(model)
         if unsaturated >= SAME:
             break
@@ -150,7 +151,7 @@ def quantize_static(
         bits=width,
         cpu_flags=flags,
         opset=next(o.version for o in model.opset_import if o.domain == ""),
-        layers=len(qdq.layers_of(graph)) - len(given_back),
+        layers=len(qdq.layers_of(graph, without=without)),
         given_back=given_back,
         float_top1=judge.top1(judge.reference_NK),
         unsaturated=unsaturated,
@@ -160,6 +161,15 @@ def quantize_static(
         facts=facts,
         notes=(*notes, *_notes(given_back, operators, ratio=ratio, name=out.name)),
     )
+
+
+def spread(labels_N: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return the positions of up to `count` images, in order: as many of each class, evenly spaced over the split."""
+    classes = [np.flatnonzero(labels_N == label) for label in np.unique(labels_N)]
+    each = -(-count // len(classes))
+    even = [members[np.arange(n) * len(members) // n] for members in classes for n in [min(each, len(members))]]
+    turns = [members[turn] for turn in range(each) for members in even if turn < len(members)]
+    return np.sort(np.array(turns[:count], dtype=np.int64))
 
 
 def judge_of(source: Path, graph: qdq.Graph, validation: Batches, labels: NDArray[np.int64]) -> Judge:
@@ -204,18 +214,22 @@ def _within(
         answers_NK = judge.answers(qdq.quantize(graph, ranges, nodes=qdq.alone(graph, layer), bits=bits), most=SAMPLE)
         losses.append(Loss(layer, float(np.abs(answers_NK - judge.reference_NK[: len(answers_NK)]).mean())))
 
+    def holds(without: Collection[str]) -> bool:
+        return not qdq.layers_of(graph, without=without) or trial(without).top1 >= wanted
+
     def trial(without: Collection[str]) -> Trial:
         return judge.trial(best.method, calibrated.model(best.method, bits=bits, without=without))
 
-    given_back = give_back(losses, holds=lambda without: trial(without).top1 >= wanted)
-    if len(given_back) == len(losses):
+    given_back = give_back(losses, holds=holds)
+    without = {loss.layer for loss in given_back}
+    if not qdq.layers_of(graph, without=without):
         lost = (judge.top1(judge.reference_NK) - best.top1) * 100
         worst = ", ".join(f"{loss.layer} ({loss.error:.2g})" for loss in given_back[:SHOWN])
         raise PipelineError(
-            f"int8 loses {lost:.2f} points, {max_loss:g} are allowed, whichever layers stay float32; worst: {worst}",
+            f"int8 loses {lost:.2f} points, {max_loss:g} are allowed, and no layer could stay int8; worst: {worst}",
             exit_status=1,
         )
-    return trial({loss.layer for loss in given_back}), given_back
+    return trial(without), given_back
 
 
 def _facts(method: str, *, bits: int, flags: Sequence[str], given_back: Sequence[Loss]) -> dict[str, str]:

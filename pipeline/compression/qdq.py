@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto
 from onnx.shape_inference import infer_shapes
 from onnx.version_converter import convert_version
 
@@ -104,10 +104,10 @@ def census(model: onnx.ModelProto) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in ran.graph.node).items()))
 
 
-def layers_of(graph: Graph) -> list[str]:
-    """Return the names of the layers with weights that can be int8, in order."""
+def layers_of(graph: Graph, *, without: Collection[str] = ()) -> list[str]:
+    """Return the names of the layers with weights that are int8 when those in `without` are not, in order."""
     nodes = {node.name: node for node in graph.model.graph.node}
-    return [name for name in selection(graph) if nodes[name].op_type in LAYERS]
+    return [name for name in selection(graph, without=without) if nodes[name].op_type in LAYERS]
 
 
 def selection(graph: Graph, *, without: Collection[str] = ()) -> list[str]:
@@ -130,21 +130,30 @@ def selection(graph: Graph, *, without: Collection[str] = ()) -> list[str]:
     return chosen
 
 
+def absorbed(graph: Graph) -> dict[str, onnx.NodeProto]:
+    """Return, by the tensor that they take, the activations which the layer before them can do in int8."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    given = {output.name for output in graph.model.graph.output}
+    sole = {name: nodes[0] for name, nodes in readers.items() if len(nodes) == 1 and name not in given}
+    return {name: node for name, node in sole.items() if node.op_type in ACTIVATIONS and name == node.input[0]}
+
+
 def alone(graph: Graph, layer: str) -> list[str]:
     """Return the nodes to quantize so that only `layer` is int8: itself and the activation that it absorbs."""
-    nodes = graph.model.graph.node
-    output = next(node.output[0] for node in nodes if node.name == layer)
-    readers = [node for node in nodes if output in node.input]
-    absorbed = [readers[0].name] if len(readers) == 1 and readers[0].op_type in ACTIVATIONS else []
-    return [layer, *absorbed]
+    output = next(node.output[0] for node in graph.model.graph.node if node.name == layer)
+    activation = absorbed(graph).get(output)
+    return [layer] if activation is None else [layer, activation.name]
 
 
 def tensors_of(graph: Graph) -> list[str]:
     """Return the tensors whose ranges `quantize` needs."""
-    chosen, floats = set(selection(graph)), graph.floats()
+    chosen, floats, inside = set(selection(graph)), graph.floats(), absorbed(graph)
     nodes = [node for node in graph.model.graph.node if node.name in chosen]
-    touched = dict.fromkeys(name for node in nodes for name in (*node.input, *node.output) if name in floats)
-    return list(touched)
+    touched = dict.fromkeys(name for node in nodes for name in (*node.input, *node.output))
+    return [name for name in touched if name in floats and name not in inside]
 
 
 def quantize(graph: Graph, ranges: Mapping[str, Range], *, nodes: Sequence[str], bits: int) -> onnx.ModelProto:
@@ -162,13 +171,14 @@ def quantize(graph: Graph, ranges: Mapping[str, Range], *, nodes: Sequence[str],
         name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
         for name, (low, high) in ranges.items()
     }
+    inside = {name: limits[node.output[0]] for name, node in absorbed(graph).items() if node.output[0] in limits}
     quantizer = QDQQuantizer(
         model,
         per_channel=True,
         reduce_range=bits == 7,
         weight_qType=QuantType.QInt8,
         activation_qType=QuantType.QUInt8,
-        tensors_range=TensorsData(CalibrationMethod.MinMax, limits),
+        tensors_range=TensorsData(CalibrationMethod.MinMax, inside | limits),
         nodes_to_quantize=list(nodes),
         nodes_to_exclude=[],
         op_types_to_quantize=[*LAYERS, *FOLLOWERS],
@@ -197,25 +207,29 @@ def _load(source: Path) -> onnx.ModelProto:
 
 def _refuse(model: onnx.ModelProto) -> None:
     """Raise `PipelineError` that names the first node which stands in the way."""
-    halves = {t.name for t in model.graph.initializer if t.data_type in (TensorProto.FLOAT16, TensorProto.BFLOAT16)}
+    halves = _halves(model.graph)
     for number, node in enumerate(model.graph.node):
         name = node.name or f"{node.op_type} number {number}"
         if node.op_type in QUANTIZED or node.op_type.startswith(("QLinear", "QGemm", "MatMulInteger")):
             why = f"{node.op_type} is int8 already; start from the float graph"
         elif node.domain not in KNOWN_DOMAINS:
             why = f"ONNX Runtime does not know the domain {node.domain!r}; export without its operators"
-        elif halves & set(node.input) or _gives_half(node):
+        elif node.op_type != "Cast" and halves & set(node.input):
             why = "it computes in float16; export the model in float32"
         else:
             continue
         raise PipelineError(f"cannot quantise: node {name} because {why}")
 
 
-def _gives_half(node: onnx.NodeProto) -> bool:
-    """Tell whether a node makes a float16 tensor out of something else."""
-    for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
-            return True
-        if node.op_type == "Constant" and attribute.name == "value":
-            return bool(numpy_helper.to_array(attribute.t).dtype == np.float16)
-    return False
+def _halves(graph: onnx.GraphProto) -> set[str]:
+    """Return the names of the float16 tensors that the file says or makes."""
+    kinds = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    names = {tensor.name for tensor in graph.initializer if tensor.data_type in kinds}
+    names |= {value.name for value in graph.input if value.type.tensor_type.elem_type in kinds}
+    for node in graph.node:
+        options = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type == "Cast" and options["to"].i in kinds:
+            names.add(node.output[0])
+        if node.op_type == "Constant" and "value" in options and options["value"].t.data_type in kinds:
+            names.add(node.output[0])
+    return names
