@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pipeline.artifact import Artifact
-from pipeline.compression.quantize import RowwiseInt8Linear
+from pipeline.compression.layers import quantize_layers
 from pipeline.errors import PipelineError
 from pipeline.models import Classifier, ModelSpec, build, load_weights, resized_conv
 
@@ -22,10 +22,7 @@ def rebuild(spec: ModelSpec) -> Classifier:
     model = build(spec)
     for name, widths in spec.widths.items():
         _set_widths(model.net, name, widths)
-    for name, bits in spec.int8.items():
-        linear = model.net.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        model.net.set_submodule(name, RowwiseInt8Linear(linear.in_features, linear.out_features, bits=bits))
+    quantize_layers(model.net, spec.int8)
     return model
 
 

@@ -1,13 +1,14 @@
 """The compress stage: dense model -> candidates, each a plain model. Quantization comes before export."""
 
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.artifact import StageResult
 from pipeline.compression.bits import weight_bits
 from pipeline.compression.candidates import DENSE, DYNAMIC_OF, PRUNED, float_of
+from pipeline.compression.dynamic import LayerChoice, choose_layers, quantized, why_none
 from pipeline.compression.macs import count_macs
-from pipeline.compression.quantize import quantize_linears
-from pipeline.compression.rebuild import load_model, rebuild
+from pipeline.compression.rebuild import load_model
 from pipeline.compression.recover import Splits, prune_and_recover, pruning_facts
 from pipeline.compression.sparsity import compressed_bytes, size_facts
 from pipeline.models import Classifier, save_weights
@@ -22,11 +23,11 @@ def compress(context: Context, group: Group) -> StageResult | None:
     recipe = context.recipe
     _, images, validation = open_splits(context)
     dense = load_model(context.parent, "dense")
-    bits = weight_bits(recipe.compress.quantize.bits)
-    candidates = {DENSE: dense, DYNAMIC_OF[DENSE]: quantized(dense, bits=bits)}
+    candidates = {DENSE: dense}
     if recipe.compress.prune.enabled:
-        pruned = prune_and_recover(dense, Splits(images, validation), context=context, group=group)
-        candidates |= {PRUNED: pruned, DYNAMIC_OF[PRUNED]: quantized(pruned, bits=bits)}
+        splits = Splits(images, validation)
+        candidates[PRUNED] = prune_and_recover(dense, splits, context=context, group=group)
+    int8_layers, notes = _add_dynamic(candidates, context=context, group=group)
     metrics: dict[str, float] = {}
     for name, model in candidates.items():
         metrics[f"{name}_val_top1"] = evaluate(model.to(group.device), validation, group=group).top1
@@ -35,7 +36,7 @@ def compress(context: Context, group: Group) -> StageResult | None:
         )
     if not group.leads:
         return None
-    report: dict[str, Any] = {"compressed_bytes": {}}
+    report: dict[str, Any] = {"int8_layers": int8_layers, "notes": notes, "compressed_bytes": {}}
     for name, model in candidates.items():
         weights = context.out / f"{name}.safetensors"
         save_weights(model, weights)
@@ -51,9 +52,19 @@ def compress(context: Context, group: Group) -> StageResult | None:
     )
 
 
-def quantized(model: Classifier, *, bits: int) -> Classifier:
-    """Return a copy of the model whose linear layers are row-wise int8."""
-    copy = rebuild(model.spec)
-    copy.net.load_state_dict(model.net.state_dict(), strict=True)
-    int8 = quantize_linears(copy.net, bits=bits)
-    return Classifier(model.spec.model_copy(update={"int8": int8}), copy.net)
+def _add_dynamic(
+    candidates: dict[str, Classifier], *, context: Context, group: Group
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Add the int8 form of every candidate that has a layer to gain; return what became of each layer, and notes."""
+    choice = context.recipe.compress.quantize
+    bits = weight_bits(choice.bits)
+    decided: dict[str, tuple[LayerChoice, ...]] = {}
+    notes: list[str] = []
+    for name, model in list(candidates.items()):
+        int8 = DYNAMIC_OF[name]
+        decided[int8] = choose_layers(model, bits=bits, min_gain=choice.min_gain, cache=context.cache, group=group)
+        if any(layer.int8 for layer in decided[int8]):
+            candidates[int8] = quantized(model, decided[int8], bits=bits)
+        else:
+            notes.append(why_none(int8, decided[int8]))
+    return {name: [asdict(layer) for layer in layers] for name, layers in decided.items()}, notes
