@@ -5,7 +5,6 @@ Shape legend: N images, K classes.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from pipeline.artifact import StageResult
-from pipeline.compression.bits import weight_bits
-from pipeline.compression.calibrate import quantize_static
+from pipeline.compression.calibrate import spread
 from pipeline.compression.candidates import DENSE, DYNAMIC_OF, PRUNED, STATIC_OF
-from pipeline.config import OnnxConfig, StaticConfig
+from pipeline.config import OnnxConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
-from pipeline.export import MAX_SHOWN, PARITY_BATCHES, Parity, compare
+from pipeline.export import MAX_SHOWN, PARITY_BATCHES, Parity, add_static, compare
 from pipeline.imported.file import digest_of, files_of, one_line, opset_of, read_whole
 from pipeline.imported.reference import (
     Floats,
@@ -32,7 +30,6 @@ from pipeline.imported.reference import (
 )
 from pipeline.imported.wrap import wrap
 from pipeline.loader import Images, open_images
-from pipeline.package_stage import spread_over_classes
 from pipeline.session import probabilities
 from pipeline.stage import Context, data_facts
 
@@ -89,38 +86,8 @@ def import_graph(context: Context) -> StageResult:
     if not recipe.static.enabled:
         return result
     training = open_images(dataset.train, spec, cache=context.cache)
-    images = training.batch(np.sort(spread_over_classes(dataset.train, recipe.static.images)))
-    return with_static(result, context.out, images, validation, config=recipe.static, bits=config.bits)
-
-
-def with_static(
-    result: StageResult, out: Path, images: NDArray[np.uint8], validation: Images, *, config: StaticConfig, bits: str
-) -> StageResult:
-    """Make the static candidate and add it to the result; a graph that has none gets a note that says why."""
-    name = STATIC_OF[DENSE]
-    notes: list[str] = result.report["notes"]
-    try:
-        static = quantize_static(
-            out / f"{DENSE}.onnx",
-            out / f"{name}.onnx",
-            images=images,
-            validation=validation.batches,
-            labels=validation.split.labels,
-            methods=config.methods,
-            max_loss=config.max_loss,
-            bits=weight_bits(bits),
-            metadata={"candidate": name},
-        )
-    except PipelineError as error:
-        return replace(result, report=result.report | {"notes": [*notes, f"there is no candidate {name}: {error}"]})
-    size_bytes = float((out / f"{name}.onnx").stat().st_size)
-    return replace(
-        result,
-        data=result.data | {"static": {name: static.facts}},
-        models=result.models | {name: result.models[DENSE]},
-        metrics=result.metrics | {f"{name}_agreement": static.trial.agreement, f"{name}_onnx_bytes": size_bytes},
-        report=result.report | {"static": {name: asdict(static)}, "notes": [*notes, *static.notes]},
-    )
+    images = training.batch(spread(dataset.train.labels, recipe.static.images))
+    return add_static(result, context.out, images, validation, config=recipe.static, bits=config.bits)
 
 
 def reference_of(config: OnnxConfig) -> Reference:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import main
-from tests.given import write_graph
+from tests.given import graph_text, write_graph
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,9 @@ def test_mistake_is_one_line_on_stderr_with_status_2(
 
 
 def test_graph_and_images_may_be_named_in_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    grey = write_graph(tmp_path, graph_text(shape="N, 1, 16, 16"), name="grey.onnx")
+    assert main(["compress", "--recipe", "digits", "--onnx", str(grey), "--data", "photos"]) == 2
+    assert capsys.readouterr().err.startswith("quartet: data.root = 'photos' has no folder train/")
     path = write_graph(tmp_path)
     assert main(["compress", "--onnx", str(path)]) == 2
     assert capsys.readouterr().err.startswith("quartet: data.root is not set")

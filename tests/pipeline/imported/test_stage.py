@@ -111,6 +111,20 @@ def test_convolutions_get_a_static_candidate(tmp_path: Path, images: Path) -> No
     assert result.data["static"] == {"static": result.report["static"]["static"]["facts"]}
 
 
+def test_half_precision_is_served_and_not_quantized(tmp_path: Path, images: Path) -> None:
+    result = imported(tmp_path, write_graph(tmp_path, conv_text().replace("float", "float16")))
+    assert list(result.models) == ["fp32"]
+    assert result.report["notes"][-1].startswith("there is no candidate static: cannot quantise: node ")
+    assert "computes in float16" in result.report["notes"][-1]
+
+
+def test_size_of_a_graph_that_takes_any_comes_from_the_recipe(tmp_path: Path, images: Path) -> None:
+    path = write_graph(tmp_path, graph_text(shape="?, 3, ?, ?"))
+    imported(tmp_path, path, "--data.height=16", "--data.width=12")
+    taken = onnx.load(tmp_path / "out/fp32.onnx").graph.input[0].type.tensor_type.shape
+    assert [dim.dim_value for dim in taken.dim] == [0, 16, 12, 3]
+
+
 def test_static_candidate_is_left_out_when_it_is_not_asked_for(tmp_path: Path, images: Path) -> None:
     result = imported(tmp_path, write_graph(tmp_path, conv_text()), "--static.enabled=false")
     assert list(result.models) == ["fp32"]

@@ -79,6 +79,13 @@ def test_wrapped_graph_gives_the_answers_of_the_given_one(tmp_path: Path, text: 
     assert difference(write_graph(tmp_path, text)) < 1e-5
 
 
+def test_rows_stay_rows(tmp_path: Path) -> None:
+    ramp = ", ".join(str(row) for row in range(16))
+    text = graph_text("r = Mul(x, ramp) " + BODY.replace("(x)", "(r)"))
+    path = write_graph(tmp_path, text.replace("<float[3, 3] w", f"<float[16, 1] ramp = {{{ramp}}}, float[3, 3] w"))
+    assert difference(path) < 1e-5
+
+
 def test_half_precision_differs_by_its_rounding_only(tmp_path: Path) -> None:
     path = write_graph(tmp_path, graph_text(number="float16").replace("float[3, 3]", "float16[3, 3]"))
     assert difference(path) < 1e-3
