@@ -85,6 +85,11 @@ def export(context: Context) -> StageResult:
             "train_key": source.manifest.parent or "",
             "weights_sha256": source.manifest.files[f"{name}.safetensors"],
         }
+        if model.spec.int8:
+            metadata |= {
+                "weight_bits": str(max(model.spec.int8.values())),
+                "cpu": source.manifest.config["cpu"]["name"],  # of the machine for which they were chosen
+            }
         export_onnx(model, path, opset=recipe.export.opset, metadata=metadata)
         required = recipe.export.min_agreement if model.spec.int8 else 1.0
         worst = check_parity(model, path, validation, min_agreement=required, name=name)

@@ -6,6 +6,7 @@ Shape legend: B batch, H height, W width, C channels, K classes.
 import base64
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,10 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from .contents import GOLDEN, GRAPH, PACKAGE, PackageError, read_listing
+from .cpu import mismatch
 from .preprocess import BadImage, Pixels, Preprocessing, decode
+
+logger = logging.getLogger(__name__)
 
 # Images in one run. ONNX Runtime keeps the memory of its largest run for ever: 128 images of 224 x 224 through a
 # ResNet-18 keep 590 MB, in runs of 16 they keep 124 MB and cost the same CPU time.
@@ -52,7 +56,8 @@ def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
     """Check and open the archive unpacked in `directory`, on the CPU with one thread or on GPU `gpu_id`.
 
     Raises PackageError when a file is missing, changed or unlisted code, when the graph cannot be opened as asked, or
-    when a golden image, alone or in a batch with the others, gets another answer than the packed one.
+    when a golden image, alone or in a batch with the others, gets another answer than the packed one. Logs a line
+    when the graph was made for another kind of CPU.
     """
     package = _read_json(directory / PACKAGE)
     listing = read_listing(package)
@@ -65,6 +70,8 @@ def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
         preprocessing=Preprocessing.from_json(package["preprocessing"]),
         session=open_session(directory / GRAPH, gpu_id=gpu_id),
     )
+    if found := mismatch(model.session.get_modelmeta().custom_metadata_map):
+        logger.log(logging.WARNING if found[0] else logging.INFO, "%s", found[1])
     check_golden(model, _read_json(directory / GOLDEN), tolerance=package["tolerance"])
     return model
 

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.artifact import load_artifact
+from pipeline.compression.bits import weight_bits
+from pipeline.machine import cpu_facts
 from tests.chains import FAST, kill_after, made, pipeline_command, run_pipeline, wait_until_gone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.multirank]
@@ -56,6 +58,8 @@ def test_graph_says_what_it_was_made_from(finished: Path) -> None:
     assert json.loads(metadata["labels"]) == list("0123456789")
     assert metadata["weights_sha256"] == compress.manifest.files["pruned-dynamic.safetensors"]
     assert (metadata["train_key"], metadata["compress_key"]) == (compress.manifest.parent, compress.manifest.key)
+    assert metadata["weight_bits"] == str(weight_bits("auto"))
+    assert metadata["cpu"] == cpu_facts()["name"]
 
 
 def test_second_run_does_nothing_and_says_so(finished: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.package import build_archive
 from tests.colour import LABELS, SPEC, TOLERANCE, colour_archive, colour_onnx, golden_of
 
-CODE = ["__init__", "contents", "handler", "model", "preprocess", "protocol"]
+CODE = ["__init__", "contents", "cpu", "handler", "model", "preprocess", "protocol"]
 
 
 def arguments(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_the_archiver_deletes_no_folder_of_ours(out: Path, tmp_path: Path, monke
 def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    assert len(contents(build_archive(folder, **arguments(folder)))) == 11
+    assert len(contents(build_archive(folder, **arguments(folder)))) == len(CODE) + 5
 
 
 def test_a_relative_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
+from serving.worker import cpu
 from serving.worker.contents import PackageError
 from serving.worker.model import Model, Probabilities, load_model, open_session
 from tests.colour import LABELS, SPEC, colour_archive, colour_onnx, png, unpack
@@ -51,6 +53,21 @@ def test_a_loaded_model_is_the_one_that_was_packed(packed: Path) -> None:
     assert model.digest == hashlib.sha256(colour_onnx()).hexdigest()
     answers = model.run(np.stack([model.decode(png("blue")), model.decode(png("red"))]))
     assert answers.argmax(axis=1).tolist() == [LABELS.index("blue"), LABELS.index("red")]
+
+
+@pytest.mark.parametrize("bits", ["7", "8", None])
+def test_weights_for_another_kind_of_cpu_are_one_warning(
+    directory: Path, bits: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "sums_in_32_bits", lambda _cpuinfo: False)
+    graph = onnx.load(directory / "model.onnx")
+    onnx.helper.set_model_props(graph, {"weight_bits": bits} if bits else {})
+    (directory / "model.onnx").write_bytes(graph.SerializeToString())
+    repack(directory, "model.onnx")
+    load_model(directory)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == (bits == "8")
+    assert all(line.startswith("the model's int8 weights have 8 bits") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "golden.json", "quartet_entry.py", "quartet_worker/protocol.py"])
