@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.export import Floats
-from pipeline.verify import Handover, judge, print_verdicts
+from pipeline.verify import Handover, handover_to_onnx, judge, print_verdicts
 
 LABELS = np.zeros(200, np.int64)
 
@@ -45,6 +45,19 @@ def test_larger_difference_than_promised_is_a_breach() -> None:
     assert breaches(DENSE, Handover("HTTP", answers(wrong=2, shift=0.01), 1.0, 1e-6))[1] == (
         "differs by 1.0e-02, at most 1e-06 is promised"
     )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "breach"),
+    [
+        ("fp32", "agrees on 98.50%, 100.00% are promised"),
+        ("pruned-dynamic", "agrees on 98.50%, 99.00% are promised"),  # PyTorch's int8 network is the row above
+        ("static", None),  # the row above is float: only the budget was promised
+    ],
+)
+def test_promise_of_a_graph_depends_on_where_it_was_quantized(chosen: str, breach: str | None) -> None:
+    graph = handover_to_onnx(chosen, answers(wrong=5), min_agreement=0.99)
+    assert breaches(DENSE, graph, budget=2)[1] == breach
 
 
 def test_better_answers_than_dense_are_no_breach() -> None:
