@@ -26,7 +26,7 @@ ASK := @test -x "$$VENV/bin/python" || { echo "nothing is installed yet, so noth
 .DEFAULT_GOAL := help
 # `make train compress serve` runs in that order, also under -j.
 .NOTPARALLEL:
-.PHONY: help install train compress package serve stop status logs predict verify bench check test test-kill clean distclean
+.PHONY: help install train compress package serve stop status logs predict verify bench compat check test test-kill clean distclean
 
 help: ## Print every target
 	@printf 'make TARGET... [RECIPE=digits] [NPROC=4] [REPLICAS=2] [PORT=8080] [ARGS="--train.epochs 3"]\n\n'
@@ -70,6 +70,9 @@ verify: install ## Serve, send the whole test split and compare every hand-over 
 
 bench: install ## Measure accuracy, bytes and CPU time per image against the baselines
 	$(RUN) bench
+
+compat: install ## Prune, export and measure small torchvision models of every family; ARGS=--all or names
+	@exec "$$VENV/bin/python" -m pipeline.bench.compat $$ARGS
 
 check: install ## Formatting, lint and types: what CI asks for
 	@"$$VENV/bin/python" -m ruff format --check .

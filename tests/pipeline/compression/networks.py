@@ -1,7 +1,6 @@
 """Small networks for the tests of pruning: `module:callable` as a recipe names them, and random models of any name."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
@@ -39,27 +38,26 @@ def small_vit(*, num_classes: int, channels: int, height: int, width: int) -> nn
     return net
 
 
-class Mixed(nn.Module):
-    """It multiplies its channels by a table of its own, which nobody knows to have as many columns."""
+class Offset(nn.Module):
+    """It adds a table of its own to its channels, which nobody knows to have as many entries."""
 
-    mix: Tensor
+    offset: Tensor
 
     def __init__(self, num_classes: int, channels: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, 16, 3)
         self.fc = nn.Linear(16, num_classes)
-        self.register_buffer("mix", torch.ones(num_classes, 16))
+        self.register_buffer("offset", torch.ones(16, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits [B, K]."""
-        channels_BC = self.first(x).mean((2, 3))
-        logits_BK: Tensor = self.fc(channels_BC) + F.linear(channels_BC, self.mix)
+        logits_BK: Tensor = self.fc((self.first(x) + self.offset).mean((2, 3)))
         return logits_BK
 
 
-def mixed(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
-    """Return `Mixed`."""
-    return Mixed(num_classes, channels)
+def offset(*, num_classes: int, channels: int, height: int, width: int) -> nn.Module:
+    """Return `Offset`."""
+    return Offset(num_classes, channels)
 
 
 def random_model(name: str = "resnet20", size: int = 16, *, channels: int = 3) -> Classifier:
