@@ -89,6 +89,7 @@ def measure_model(name: str, folder: Path, *, rounds: int) -> list[Row]:
     graphs = make_graphs(net.eval(), shape, folder / name)
     sessions = {key: open_session(path) for key, path in graphs.items()}
     answers = {key: _run(session, inputs) for key, session in sessions.items()}
+    moved = {key: moved_by_others(session, inputs) for key, session in sessions.items()}
     rows: list[Row] = []
     for batch in BATCHES:
         costs = measure_interleaved(
@@ -104,7 +105,7 @@ def measure_model(name: str, folder: Path, *, rounds: int) -> list[Row]:
                     spread_ms=cost.spread_ms,
                     gain=ratio(costs[FP32], cost),
                     error=float(np.abs(answers[key] - answers[FP32]).max()),
-                    moved=moved_by_others(sessions[key], inputs),
+                    moved=moved[key],
                 )
             )
     return rows
