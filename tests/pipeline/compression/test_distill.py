@@ -1,3 +1,5 @@
+"""What a recovering network learns from: the labels, the dense network, or both."""
+
 import torch
 
 from pipeline.compression.distill import DistillObjective
