@@ -44,7 +44,7 @@ def unroll_normalisation(graph: onnx.GraphProto) -> None:
     cast.input[0] = "rows"
     for number, step in enumerate(steps):
         values = constants[step.input[1]]
-        if values.size > 1:
+        if values.ndim:  # of one grey channel, too: four dimensions against three would put the images in the second
             added.append((f"row_constant_{number}", np.tile(values.ravel(), width)))
             step.input[1] = added[-1][0]
     end = steps[-1].output[0]

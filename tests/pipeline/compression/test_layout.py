@@ -7,8 +7,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from pipeline.compression.calibrate import open_graph
 from pipeline.compression.layout import pool_globally, unroll_normalisation
-from tests.pipeline.compression.static_graphs import BODY, answers, pixels, write_network
+from tests.pipeline.compression.static_graphs import BODY, answers, pixels, weights, write_network
 
 
 def unrolled(source: Path) -> onnx.ModelProto:
@@ -23,6 +24,18 @@ def test_unrolled_normalisation_gives_the_same_bits(tmp_path: Path) -> None:
     onnx.save(unrolled(source), tmp_path / "unrolled.onnx")
     images = pixels(20)
     assert (answers(source, images) == answers(tmp_path / "unrolled.onnx", images)).all()
+
+
+def test_grey_images_stay_apart_in_a_batch(tmp_path: Path) -> None:
+    grey = {"mean": np.full((1, 1, 1, 1), 0.5, np.float32), "std": np.full((1, 1, 1, 1), 0.2, np.float32)}
+    source = write_network(tmp_path / "float.onnx", changed={**grey, "w1": weights()["w1"][:, :1]})
+    model = onnx.load(source)
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_value = 1
+    onnx.save(model, source)
+    onnx.save(unrolled(source), tmp_path / "unrolled.onnx")
+    images = pixels(20)[..., :1]
+    together = open_graph((tmp_path / "unrolled.onnx").read_bytes()).run(None, {"images": images})[0]
+    assert (together == answers(source, images)).all()
 
 
 def test_constants_of_the_normalisation_cover_a_row(tmp_path: Path) -> None:
