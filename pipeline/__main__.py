@@ -55,9 +55,9 @@ def _show(made: Sequence[Artifact]) -> None:
     """Print what people want to see of the last artifact, and its path for programs."""
     last = made[-1]
     if last.manifest.stage == "choose":
-        from pipeline.choose import print_report  # ONNX Runtime: only this output needs it
+        from pipeline.report.table import print_report  # only this output needs it
 
-        print_report(last.report)
+        print_report(last.report, page=last.path / "report" / "report.html")
     archives = [name for name in last.manifest.files if name.endswith(".mar")]
     print(last.file(archives[0]) if archives else last.path)
 

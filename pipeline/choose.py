@@ -1,46 +1,30 @@
-"""Measure every candidate on this machine and pick the one to ship: the cheapest within the accuracy budget."""
+"""The choose stage: the cheapest candidate within the accuracy budget ships, and is tried once on the test split."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from rich.console import Console
-from rich.table import Table
 
-from pipeline.artifact import StageResult
-from pipeline.compression.candidates import DENSE
+from pipeline.artifact import Artifact, StageResult
+from pipeline.compression.candidates import DENSE, is_int8
 from pipeline.config import ChooseConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
+from pipeline.evaluate import Candidate, Comparison, Measured, compare_graphs, measure_candidates
+from pipeline.graph import as_run, census, compare_layers
 from pipeline.loader import Images, open_images
-from pipeline.machine import cpu_facts
-from pipeline.measure import measure_interleaved, ratio
-from pipeline.session import open_session, probabilities
+from pipeline.machine import cpu_facts, library_versions
+from pipeline.measure import BLOCK_S, WARM_UP_CALLS
+from pipeline.report.kept import kept_in_float, reports_behind
+from pipeline.report.page import write_page
 from pipeline.stage import Context, data_facts
 
 SAME_COST = 0.03  # costs closer than this are called equal, and accuracy decides
-EVALUATION_BATCH = 64
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One row of the table."""
-
-    name: str
-    val_top1: float
-    val_images: int
-    size_bytes: int
-    cost_ms: float  # CPU milliseconds for one image
-    cost_spread_ms: float
-    speedup: float  # over fp32
-    speedup_low: float  # 95 % interval
-    speedup_high: float
-    first_call_ms: float
+ROUNDING = 1e-12  # a candidate exactly at the budget is within it
 
 
 @dataclass(frozen=True)
@@ -52,169 +36,143 @@ class Choice:
 
 
 def choose(context: Context) -> StageResult:
-    """Evaluate and measure every candidate, decide, and publish the chosen graph as `model.onnx`."""
+    """Evaluate and measure every candidate, decide, publish the chosen graph as `model.onnx`, then try it on test."""
     recipe, source = context.recipe, context.parent
     dataset = open_dataset(recipe.data, cache=context.cache)
     spec = preprocessing_of(recipe.data)
     validation = open_images(dataset.val, spec, cache=context.cache)
-    names = list(source.manifest.models)
-    if recipe.choose.force is not None and recipe.choose.force not in names:
-        raise PipelineError(f"choose.force = {recipe.choose.force!r} is no candidate; use one of {', '.join(names)}")
-    candidates = measure_candidates(
-        {name: source.file(f"{name}.onnx") for name in names}, validation, config=recipe.choose
-    )
-    choice = decide(candidates, budget=recipe.choose.budget, force=recipe.choose.force)
-    (context.out / "model.onnx").write_bytes(source.file(f"{choice.name}.onnx").read_bytes())
-    (context.out / "report").mkdir()
-    draw(candidates, choice, context.out / "report" / "candidates.png", budget=recipe.choose.budget)
+    graphs = graphs_of(source)
+    if recipe.choose.force is not None and recipe.choose.force not in graphs:
+        raise PipelineError(f"choose.force = {recipe.choose.force!r} is no candidate; use one of {', '.join(graphs)}")
+    measured = measure(graphs, validation, config=recipe.choose)
+    choice = decide(measured.candidates, budget=recipe.choose.budget, force=recipe.choose.force)
+    chosen = graphs[choice.name]
+    (context.out / "model.onnx").write_bytes(chosen.read_bytes())
+    # Nothing above has seen the test split: what is said about it has not been chosen for it.
+    test = compare_graphs(graphs[DENSE], chosen, open_images(dataset.test, spec, cache=context.cache))
+    sample = validation.batch(np.arange(recipe.choose.batch_size) % len(validation))
+    report = report_of(measured, choice, test, config=recipe.choose) | {
+        "layers": [asdict(layer) for layer in compare_layers(graphs[DENSE], chosen, sample)],
+        "operators": {name: census(as_run(graphs[name])) for name in dict.fromkeys((DENSE, choice.name))},
+        "int8": is_int8(choice.name),
+        "float_layers": kept_in_float(choice.name, chosen, reports_behind(source)),
+    }
+    write_page(report, context.out / "report" / "report.html", title=recipe.package.name)
     return StageResult(
         data=data_facts(dataset, spec),
         models={choice.name: source.manifest.models[choice.name]},
-        metrics={f"{c.name}_val_top1": c.val_top1 for c in candidates},
-        report=report_of(candidates, choice, config=recipe.choose),
+        metrics={f"{c.name}_val_top1": c.val_top1 for c in measured.candidates}
+        | {f"{DENSE}_test_top1": test.dense_top1, f"{choice.name}_test_top1": test.top1},
+        report=report,
     )
 
 
-def measure_candidates(graphs: dict[str, Path], validation: Images, *, config: ChooseConfig) -> list[Candidate]:
-    """Return a row for every graph: accuracy on all validation images, cost in interleaved rounds."""
-    sessions = {name: open_session(path) for name, path in graphs.items()}
-    sample = validation.batch(np.arange(config.batch_size) % len(validation))
-    costs = measure_interleaved(
-        {name: partial(probabilities, session, sample) for name, session in sessions.items()},
-        rounds=config.rounds,
-    )
-    rows: list[Candidate] = []
-    for name, path in graphs.items():
-        cost, gain = costs[name], ratio(costs[DENSE], costs[name])
-        rows.append(
-            Candidate(
-                name=name,
-                val_top1=top1(sessions[name], validation),
-                val_images=len(validation),
-                size_bytes=path.stat().st_size,
-                cost_ms=cost.median_ms / config.batch_size,
-                cost_spread_ms=cost.spread_ms / config.batch_size,
-                speedup=gain.median,
-                speedup_low=gain.low,
-                speedup_high=gain.high,
-                first_call_ms=cost.first_call_ms,
-            )
-        )
-    return rows
+def graphs_of(source: Artifact) -> dict[str, Path]:
+    """Return the graph of every candidate that the stage before has published."""
+    return {name: source.file(f"{name}.onnx") for name in source.manifest.models}
 
 
-def top1(session: onnxruntime.InferenceSession, images: Images) -> float:
-    """Return the share of right answers over all images, in [0, 1]."""
-    answers = np.concatenate([probabilities(session, pixels) for pixels in images.batches(EVALUATION_BATCH)])
-    return float((answers.argmax(1) == images.split.labels).mean())
+def measure(graphs: dict[str, Path], validation: Images, *, config: ChooseConfig) -> Measured:
+    """Measure the candidates for as long as noise leaves the choice open."""
+
+    def rule(candidates: Sequence[Candidate]) -> str:
+        return decide(candidates, budget=config.budget, force=config.force).name
+
+    return measure_candidates(graphs, validation, batch_size=config.batch_size, rounds=config.rounds, rule=rule)
 
 
 def decide(candidates: Sequence[Candidate], *, budget: float, force: str | None) -> Choice:
     """Return the cheapest candidate within `budget` points of the dense one's accuracy that is proven not slower.
 
-    Costs within 3 % of the cheapest count as equal: of those the most accurate ships, then the smallest.
+    Costs within 3 % of the cheapest count as equal: of those the most accurate ships, then the smallest. Costs are
+    compared by their speed-ups, which are paired by round: medians of different rounds would compare the neighbours.
     """
+    dense = next(c for c in candidates if c.name == DENSE)
     if force is not None:
         return Choice(force, f"{force} was asked for with choose.force")
-    dense = next(c for c in candidates if c.name == DENSE)
-    floor = dense.val_top1 - budget / 100
-    fit = [c for c in candidates if c is dense or (c.val_top1 >= floor - 1e-12 and c.speedup_low > 1)]
-    cheapest = min(c.cost_ms for c in fit)
-    equal = [c for c in fit if c.cost_ms <= cheapest * (1 + SAME_COST)]
+    fit = [c for c in candidates if c is dense or (_within(c, dense, budget=budget) and c.speedup_low > 1)]
+    fastest = max(c.speedup for c in fit)
+    equal = [c for c in fit if c.speedup * (1 + SAME_COST) >= fastest]
     best = max(equal, key=lambda c: (c.val_top1, -c.size_bytes))
     if best is dense:
-        return Choice(DENSE, f"kept {DENSE}: {_why_not(candidates, dense, floor)}")
-    lost = (dense.val_top1 - best.val_top1) * 100
+        others = [_why_not(c, dense, budget=budget) for c in candidates if c is not dense]
+        return Choice(DENSE, f"kept {DENSE}: {', '.join(others) or 'there is no other candidate'}")
     return Choice(
         best.name,
-        f"{best.name} is the cheapest of those within {budget:g} points of {DENSE}: {best.speedup:.2f}x "
-        f"[{best.speedup_low:.2f}, {best.speedup_high:.2f}], {lost:+.2f} points lost",
+        f"{best.name} is the cheapest within {budget:g} points of {DENSE}: {best.speedup:.2f}x "
+        f"({best.speedup_low:.2f}-{best.speedup_high:.2f}), {_change(best, dense)}",
     )
 
 
-def _why_not(candidates: Sequence[Candidate], dense: Candidate, floor: float) -> str:
-    reasons = [
-        f"{c.name} was {c.speedup:.2f}x"
-        if c.val_top1 >= floor - 1e-12
-        else f"{c.name} lost {(dense.val_top1 - c.val_top1) * 100:.2f} points"
-        for c in candidates
-        if c is not dense
+def _why_not(candidate: Candidate, dense: Candidate, *, budget: float) -> str:
+    if _within(candidate, dense, budget=budget):
+        return f"{candidate.name} was {candidate.speedup:.2f}x"
+    return f"{candidate.name} lost {(dense.val_top1 - candidate.val_top1) * 100:.2f} points"
+
+
+def verdict(candidate: Candidate, *, best: Candidate, dense: Candidate, budget: float) -> str:
+    """Return what became of a candidate, in a few words."""
+    said = [
+        ("ships", candidate is best),
+        ("the baseline", candidate is dense),
+        (f"slower than {DENSE}", candidate.speedup_high < 1),
+        (f"loses more than {budget:g} points", not _within(candidate, dense, budget=budget)),
+        (f"not proven faster than {DENSE}", candidate.speedup_low <= 1),
+        (f"dearer than {best.name}", candidate.speedup * (1 + SAME_COST) < best.speedup),
+        (f"cheaper than {best.name}, which was asked for", candidate.speedup > best.speedup * (1 + SAME_COST)),
     ]
-    return ", ".join(reasons)
+    return next((words for words, applies in said if applies), f"costs the same as {best.name}")
 
 
-def print_report(report: dict[str, Any]) -> None:
-    """Print the table of candidates and the reason for the choice to stderr, from the stage's report."""
-    choice, conditions = Choice(**report["choice"]), report["conditions"]
-    title = f"Candidates: batch {conditions['batch_size']}, one thread, {conditions['cpu']['name']}"
-    table = Table(title=title, title_justify="left")
-    for heading in ("candidate", "top-1 (val)", "CPU ms/image", "speed-up (95 %)", "kB"):
-        table.add_column(heading, justify="left" if heading == "candidate" else "right", no_wrap=True)
-    for c in (Candidate(**row) for row in report["candidates"]):
-        table.add_row(
-            f"{'->' if c.name == choice.name else '  '} {c.name}",
-            f"{c.val_top1:.2%}",
-            f"{c.cost_ms:.3f} +-{c.cost_spread_ms:.3f}",
-            f"{c.speedup:.2f}x ({c.speedup_low:.2f}-{c.speedup_high:.2f})",
-            f"{c.size_bytes / 1000:,.0f}",
+def _within(candidate: Candidate, dense: Candidate, *, budget: float) -> bool:
+    return candidate.val_top1 >= dense.val_top1 - budget / 100 - ROUNDING
+
+
+def _change(candidate: Candidate, dense: Candidate) -> str:
+    points = (candidate.val_top1 - dense.val_top1) * 100
+    return f"{abs(points):.2f} points {'lost' if points < 0 else 'gained'}" if points else "no point lost"
+
+
+def warnings_of(choice: Choice, candidates: Sequence[Candidate], test: Comparison, *, budget: float) -> list[str]:
+    """Return what must not be overlooked about what ships: each time that the artifact is used, it is said again."""
+    by_name = {c.name: c for c in candidates}
+    best, dense = by_name[choice.name], by_name[DENSE]
+    found: list[str] = []
+    if best.speedup_high < 1:
+        found.append(
+            f"{best.name} is SLOWER than {DENSE}: {best.speedup:.2f}x, and ships only because it was asked for"
         )
-    console = Console(file=sys.stderr)
-    console.print(table)
-    console.print(choice.reason, highlight=False)
+    if not _within(best, dense, budget=budget):
+        found.append(
+            f"{best.name} LOSES {_change(best, dense).removesuffix(' lost')} on validation images, more than {budget:g}"
+        )
+    if test.difference_high < -budget:
+        found.append(
+            f"{best.name} LOSES {-test.difference:.2f} points ({-test.difference_high:.2f}-{-test.difference_low:.2f}) "
+            f"on test images, more than {budget:g}"
+        )
+    return [f"warning: {line}" for line in found]
 
 
-def report_of(candidates: Sequence[Candidate], choice: Choice, *, config: ChooseConfig) -> dict[str, Any]:
-    """Return the table as plain values, with the conditions under which it was measured."""
+def report_of(measured: Measured, choice: Choice, test: Comparison, *, config: ChooseConfig) -> dict[str, Any]:
+    """Return the figures as plain values, with the conditions under which they were taken."""
+    by_name = {c.name: c for c in measured.candidates}
+    say = partial(verdict, best=by_name[choice.name], dense=by_name[DENSE], budget=config.budget)
     return {
         "choice": asdict(choice),
-        "candidates": [asdict(c) for c in candidates],
+        "candidates": [asdict(c) | {"verdict": say(c)} for c in measured.candidates],
+        "test": asdict(test),
+        "notes": warnings_of(choice, measured.candidates, test, budget=config.budget),
         "conditions": {
+            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "cpu": cpu_facts(),
             "threads": 1,
             "batch_size": config.batch_size,
-            "rounds": config.rounds,
-            "clock": "process CPU time, candidates interleaved in random order, warm-up excluded",
-            "onnxruntime": onnxruntime.__version__,
+            "budget": config.budget,
+            "rounds": measured.rounds,
+            "settled": measured.settled,
+            "clock": f"process CPU time; rounds of {BLOCK_S * 1000:.0f} ms for each candidate, in random order",
+            "warm_up": f"the first call is reported apart, {2 * WARM_UP_CALLS} more are not counted",
+            "versions": library_versions(),
         },
     }
-
-
-def draw(candidates: Sequence[Candidate], choice: Choice, path: Path, *, budget: float) -> None:
-    """Draw accuracy against cost; the area of a marker is the size of the file, the dashed line the accuracy budget."""
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    largest = max(c.size_bytes for c in candidates)
-    for place, c in enumerate(sorted(candidates, key=lambda c: c.cost_ms)):
-        chosen = c.name == choice.name
-        axes.scatter(
-            c.cost_ms,
-            c.val_top1 * 100,
-            s=60 + 600 * c.size_bytes / largest,
-            color="#1f6feb" if chosen else "#9aa4b2",
-            alpha=0.75,
-            edgecolor="black" if chosen else "none",
-            zorder=3,
-        )
-        axes.annotate(
-            f"{c.name}, {c.size_bytes / 1000:,.0f} kB",
-            (c.cost_ms, c.val_top1 * 100),
-            xytext=(0, 30 if place % 2 else -36),  # neighbours in cost are often neighbours in accuracy
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-            arrowprops={"arrowstyle": "-", "color": "#9aa4b2"},
-        )
-    dense = next(c for c in candidates if c.name == DENSE)
-    floor = dense.val_top1 * 100 - budget
-    axes.axhline(floor, color="#d1242f", linestyle="--", linewidth=1, label=f"{DENSE} less {budget:g} points")
-    accuracies = [floor, *(c.val_top1 * 100 for c in candidates)]
-    margin = 0.5 + (max(accuracies) - min(accuracies)) * 0.4
-    axes.set_ylim(min(accuracies) - margin, max(accuracies) + margin)
-    axes.set_xlim(0, max(c.cost_ms for c in candidates) * 1.25)
-    axes.set(xlabel="CPU ms per image, one thread", ylabel="top-1 on the validation split, %")
-    axes.set_title(f"Ships: {choice.name}")
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)

@@ -1,11 +1,15 @@
 """The command line, in this process: help, and one line for each mistake."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import pipeline.__main__
 from pipeline.__main__ import main
+from pipeline.artifact import StageResult, publish
 from tests.given import graph_text, write_graph
+from tests.pipeline.rows import SIX, report
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +66,15 @@ def test_unknown_stage_lists_those_that_there_are(capsys: pytest.CaptureFixture[
         main(["trian"])
     assert caught.value.code == 2
     assert "invalid choice: 'trian'" in capsys.readouterr().err
+
+
+def test_choice_ends_with_the_path_of_its_page_and_programs_still_get_the_artifact(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: dict[str, Any] = {"source": "", "config": {}, "parent": None, "versions": {}, "data": {}}
+    made = publish(tmp_path, stage="choose", facts=facts, work=lambda _: StageResult(data={}, report=report(*SIX)))
+    monkeypatch.setattr(pipeline.__main__, "materialize", lambda *_, **__: [made])
+    assert main(["choose"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[-1] == f"Report: {made.path / 'report' / 'report.html'}"
+    assert printed.out == f"{made.path}\n"
