@@ -20,7 +20,9 @@ from pipeline.errors import PipelineError
 
 LAYERS = ("Conv", "Gemm")  # have weights
 # Compute in int8 when all that they take is int8 already; alone each would cost a conversion and gain nothing.
-FOLLOWERS = ("Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool", "Relu", "Reshape")
+SEVERAL = ("Add", "Concat", "Mul")  # of several tensors, all of which must be int8
+POINTWISE = ("Clip", "LeakyRelu", "Relu", "Sigmoid")
+FOLLOWERS = (*SEVERAL, *POINTWISE, "AveragePool", "Flatten", "GlobalAveragePool", "MaxPool", "Reshape")
 ACTIVATIONS = ("Relu", "Clip")  # a range that starts at zero does their work
 QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger")
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft")
@@ -123,7 +125,7 @@ def selection(graph: Graph, *, without: Collection[str] = ()) -> list[str]:
             fits = len(taken) == 1 and node.input[1] in weights and (node.op_type == "Conv" or taken[0] in int8)
         else:
             fits = node.op_type in FOLLOWERS and bool(taken) and set(taken) <= int8
-            fits = fits and (node.op_type not in ("Add", "Concat") or len(taken) == len(node.input))
+            fits = fits and (node.op_type not in SEVERAL or len(taken) == len(node.input))
         if fits:
             chosen.append(node.name)
             int8 |= set(node.output)

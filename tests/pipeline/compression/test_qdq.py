@@ -125,11 +125,17 @@ def test_graph_that_onnx_runtime_refuses_is_refused(tmp_path: Path) -> None:
 
 def test_only_what_follows_int8_is_int8(tmp_path: Path) -> None:
     body = """t = Transpose<perm = [0, 3, 1, 2]>(images) f = Cast<to = 1>(t) n = Add(f, f)
-      a = Conv<pads = [1, 1, 1, 1]>(n, w1, b1) s = Sigmoid(a) e = Add(s, a) r = Relu(e)
+      a = Conv<pads = [1, 1, 1, 1]>(n, w1, b1) s = Softplus(a) e = Add(s, a) r = Relu(e)
       m = GlobalAveragePool(r) v = Reshape(m, flat) probabilities = Gemm<transB = 1>(v, w3, b3)"""
     graph = prepare(write_network(tmp_path / "float.onnx", body=body))
     nodes = {node.name: node.op_type for node in graph.model.graph.node}
     assert [nodes[name] for name in selection(graph)] == ["Conv"]  # a sum with a float tensor stays float
+
+
+def test_gates_are_int8(tmp_path: Path) -> None:
+    static = quantized(write(tmp_path, body=BODY.replace("r = Relu(c)", "s = Sigmoid(c) r = Mul(c, s)")))
+    assert (static.operators["QLinearSigmoid"], static.operators["QLinearMul"]) == (1, 1)
+    assert not static.operators.keys() & {"Sigmoid", "Mul"}
 
 
 def test_layer_after_one_that_is_given_back_follows_it(tmp_path: Path) -> None:
