@@ -84,7 +84,8 @@ def _compression(recipe: Recipe) -> dict[str, Any]:
 
 
 def _calibration(recipe: Recipe) -> dict[str, Any]:
-    return {"weight_bits": weight_bits(recipe.compress.quantize.bits)}
+    """Ranges are what this CPU's float arithmetic gives, and saturation is tested on it."""
+    return {"weight_bits": weight_bits(recipe.compress.quantize.bits), "cpu": cpu_facts()}
 
 
 def _given(recipe: Recipe) -> dict[str, Any]:
@@ -92,7 +93,8 @@ def _given(recipe: Recipe) -> dict[str, Any]:
     from pipeline.imported.file import digest_of  # takes 0.3 s, and few recipes name a file
 
     assert recipe.onnx is not None
-    return {"graph": digest_of(recipe.onnx.file), "weight_bits": weight_bits(recipe.onnx.bits)}
+    facts = {"graph": digest_of(recipe.onnx.file), "weight_bits": weight_bits(recipe.onnx.bits)}
+    return facts | {"cpu": cpu_facts()}
 
 
 def _hardware(_recipe: Recipe) -> dict[str, Any]:

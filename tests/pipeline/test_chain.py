@@ -162,3 +162,13 @@ def test_fewer_images_than_processes_are_refused(tmp_path: Path, monkeypatch: py
 def test_processes_as_typed_and_as_resolved_are_the_same_work() -> None:
     typed, default = (load_recipe("digits", words) for words in (["--train.nproc=2", "--train.device=cpu"], []))
     assert section_facts(typed, ["train"]) == section_facts(default, ["train"])
+
+
+def test_calibrated_graph_belongs_to_a_kind_of_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = load_recipe("digits")
+    given = load_recipe("onnx", ["--onnx.file", str(write_graph(tmp_path)), "--data.root", str(tmp_path)])
+    for name, recipe in (("export", trained), ("import", given)):
+        here = STAGES[name].facts(recipe)
+        with monkeypatch.context() as patch:
+            patch.setattr(chain, "cpu_facts", lambda: {"name": "another", "flags": []})
+            assert STAGES[name].facts(recipe) != here
