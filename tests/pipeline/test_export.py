@@ -9,9 +9,11 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
+from pipeline.artifact import StageResult
+from pipeline.config import StaticConfig
 from pipeline.data import Arrays, Split
 from pipeline.errors import PipelineError
-from pipeline.export import check_parity, compare, export_onnx
+from pipeline.export import add_static, check_parity, compare, export_onnx
 from pipeline.loader import Images, open_images
 from pipeline.models import Classifier, ModelSpec, build
 from pipeline.session import open_session, probabilities
@@ -167,3 +169,38 @@ def test_answer_that_is_not_finite_is_a_disagreement() -> None:
 
 def test_single_class_is_compared() -> None:
     assert compare(np.ones((3, 1), np.float32), np.ones((3, 1), np.float32)).agreement == 1
+
+
+def with_static(folder: Path, images: Images, *, models: tuple[str, ...] = ("fp32", "pruned")) -> StageResult:
+    for name in models:
+        export_onnx(network(), folder / f"{name}.onnx", opset=20, metadata={"labels": "[]", "candidate": name})
+    result = StageResult(data={"labels": []}, models={name: {"name": "lenet"} for name in models})
+    config = StaticConfig(methods=("minmax",), max_loss=100)
+    return add_static(result, folder, images.batch(np.arange(20)), images, config=config, bits="7")
+
+
+def test_every_float_graph_gets_a_static_candidate(tmp_path: Path, images: Images) -> None:
+    result = with_static(tmp_path, images)
+    assert list(result.models) == ["fp32", "pruned", "static", "pruned-static"]
+    assert result.models["static"] == result.models["fp32"]
+    metadata = {p.key: p.value for p in onnx.load(tmp_path / "static.onnx").metadata_props}
+    assert (metadata["labels"], metadata["candidate"], metadata["static_method"]) == ("[]", "static", "minmax")
+    assert result.data["static"]["static"]["static_weight_bits"] == "7"
+    assert result.metrics["static_onnx_bytes"] == (tmp_path / "static.onnx").stat().st_size
+    assert result.report["static"]["static"]["trial"]["agreement"] == result.metrics["static_agreement"]
+
+
+def test_static_candidate_answers_like_its_float_graph(tmp_path: Path, images: Images) -> None:
+    with_static(tmp_path, images, models=("fp32",))
+    pixels = images.batch(np.arange(20))
+    exact, int8 = (probabilities(open_session(tmp_path / f"{name}.onnx"), pixels) for name in ("fp32", "static"))
+    assert int8 == pytest.approx(exact, abs=0.02)
+
+
+def test_static_candidate_that_cannot_be_made_is_a_note_and_no_failure(tmp_path: Path, images: Images) -> None:
+    result = StageResult(data={}, models={"fp32": {}}, report={"notes": ["first"]})
+    (tmp_path / "fp32.onnx").write_bytes(b"damaged")
+    added = add_static(result, tmp_path, images.batch(np.arange(4)), images, config=StaticConfig(), bits="7")
+    assert list(added.models) == ["fp32"]
+    assert added.report["notes"][0] == "first"
+    assert added.report["notes"][1].startswith("there is no candidate static: cannot quantise: fp32.onnx")
