@@ -65,8 +65,9 @@ def test_graph_says_what_it_was_made_from(finished: Path) -> None:
 def test_second_run_does_nothing_and_says_so(finished: Path) -> None:
     before = (artifact_of(finished, "package") / "digits.mar").stat().st_mtime_ns
     done = run_pipeline(finished, "package", *EXACT)
-    lines = done.stderr.splitlines()
-    assert [line.split(", ")[0] for line in lines] == [f"{stage}: already done" for stage in STAGES]
+    done_already = [line.split(", ")[0] for line in done.stderr.splitlines() if "already done" in line]
+    assert done_already == [f"{stage}: already done" for stage in STAGES]
+    assert "running" not in done.stderr
     assert (artifact_of(finished, "package") / "digits.mar").stat().st_mtime_ns == before
 
 
@@ -169,6 +170,18 @@ def test_wrong_value_is_one_line_with_status_2(
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(message)
     assert "Traceback" not in done.stderr
+
+
+def test_candidate_in_which_no_layer_gains_is_left_out_and_says_so(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "artifacts", tmp_path / "artifacts")
+    plain = (*FAST, "--compress.quantize.min_gain=1000", "--static.enabled=false")
+    done = run_pipeline(tmp_path, "choose", *plain, "--choose.force=dynamic")
+    *_, refused = lines = done.stderr.splitlines()
+    assert refused == "quartet: choose.force = 'dynamic' is no candidate; use one of fp32, pruned"
+    assert [line.split(":")[1] for line in lines if "no candidate" in line][:2] == [
+        " no candidate dynamic",
+        " no candidate pruned-dynamic",
+    ]
 
 
 def test_metrics_of_the_run_are_kept_beside_the_artifacts(finished: Path) -> None:
