@@ -51,11 +51,13 @@ def choose(context: Context) -> StageResult:
     # Nothing above has seen the test split: what is said about it has not been chosen for it.
     test = compare_graphs(graphs[DENSE], chosen, open_images(dataset.test, spec, cache=context.cache))
     sample = validation.batch(np.arange(recipe.choose.batch_size) % len(validation))
+    earlier = reports_behind(source)
     report = report_of(measured, choice, test, config=recipe.choose) | {
         "layers": [asdict(layer) for layer in compare_layers(graphs[DENSE], chosen, sample)],
         "operators": {name: census(as_run(graphs[name])) for name in dict.fromkeys((DENSE, choice.name))},
         "int8": is_int8(choice.name),
-        "float_layers": kept_in_float(choice.name, chosen, reports_behind(source)),
+        "float_layers": kept_in_float(choice.name, chosen, earlier),
+        "earlier_notes": [note for made in reversed(earlier) for note in made.get("notes", [])],
     }
     write_page(report, context.out / "report" / "report.html", title=recipe.package.name)
     return StageResult(

@@ -64,5 +64,6 @@ def report(*candidates: Candidate, force: str | None = None, test: Comparison = 
         "layers": [{"name": "conv", "dense_bytes": 640, "bytes": 320, "dense_us": 10.0, "us": 5.0}],
         "operators": {"fp32": {"Conv": 1}} | {choice.name: {"Conv": 1, "QLinearConv": 2}},
         "int8": choice.name.endswith(("dynamic", "static")),
+        "earlier_notes": ["no candidate other: no layer gains"],
         "float_layers": [{"reason": "it is too small", "layers": ["fc"]}] if choice.name != "fp32" else [],
     }

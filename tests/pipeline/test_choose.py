@@ -159,7 +159,7 @@ def exported(folder: Path) -> Artifact:
     def work(out: Path) -> StageResult:
         (out / "fp32.onnx").write_bytes(graph(heavy=HEAVY, corner=0))
         (out / "pruned.onnx").write_bytes(graph(heavy=0, corner=1000))
-        return StageResult(data={}, models={"fp32": {}, "pruned": {}})
+        return StageResult(data={}, models={"fp32": {}, "pruned": {}}, report={"notes": ["no candidate static"]})
 
     facts: dict[str, Any] = {"source": "", "config": {}, "parent": None, "versions": {}, "data": {}}
     return publish(folder, stage="export", facts=facts, work=work)
@@ -220,6 +220,7 @@ def test_stage_publishes_one_model_and_a_page(tmp_path: Path, monkeypatch: pytes
     assert rows["fp32"]["size_bytes"] > HEAVY * SIDE**4 * 4
     assert result.report["operators"]["fp32"]["MatMul"] == HEAVY
     assert "MatMul" not in result.report["operators"]["pruned"]
+    assert result.report["earlier_notes"] == ["no candidate static"]
     assert "pruned ships" in (tmp_path / "out" / "report" / "report.html").read_text()
 
 

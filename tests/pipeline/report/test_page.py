@@ -38,6 +38,7 @@ def test_every_candidate_has_its_figures_and_verdict() -> None:
     assert "dynamic slower than fp32 99.00% 1.099 ± 0.010 0.91× 0.90–0.92 1.0 250 240 1.500" in text
     assert "pruned-static loses more than 0.5 points" in text
     assert "200 test images: pruned-dynamic 97.00%, fp32 98.00%" in text
+    assert "no candidate other: no layer gains" in text
     assert "Right only by pruned-dynamic: 1; right only by fp32: 3." in text
 
 
