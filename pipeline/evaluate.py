@@ -90,7 +90,7 @@ def measure_candidates(
         settled = stability(rows, costs, rule=rule)
         if settled >= SETTLED:
             break
-    rows.sort(key=lambda c: (c.name != DENSE, -c.cost_ms))
+    rows.sort(key=lambda c: (c.name != DENSE, c.speedup))
     return Measured(tuple(rows), len(costs[DENSE].rounds_ms), settled)
 
 
