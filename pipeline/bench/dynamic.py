@@ -148,10 +148,15 @@ def quantize_in_ort(source: Path, target: Path, options: dict[str, bool]) -> Non
     """Quantize a graph with ONNX Runtime's own function."""
     from onnxruntime.quantization import quantize_dynamic
 
-    logging.getLogger().setLevel(logging.ERROR)  # it recommends a step for convolutional networks
     graph = onnx.load(source)
     del graph.graph.value_info[:]  # it fails on the exporter's shapes
-    quantize_dynamic(graph, target, **options)
+    logger = logging.getLogger()
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it recommends a step for convolutional networks
+    try:
+        quantize_dynamic(graph, target, **options)
+    finally:
+        logger.setLevel(level)
 
 
 def moved_by_others(session: onnxruntime.InferenceSession, inputs: Floats) -> float:
