@@ -138,6 +138,12 @@ def test_gates_are_int8(tmp_path: Path) -> None:
     assert not static.operators.keys() & {"Sigmoid", "Mul"}
 
 
+def test_normalisation_runs_over_rows_before_the_channels_move(tmp_path: Path) -> None:
+    graph = prepare(write_network(tmp_path / "float.onnx"))
+    order = [node.op_type for node in graph.model.graph.node]
+    assert order.index("Sub") < order.index("Transpose") < order.index("Conv")
+
+
 def test_layer_after_one_that_is_given_back_follows_it(tmp_path: Path) -> None:
     graph = prepare(write_network(tmp_path / "float.onnx"))
     first, second, last = layers_of(graph)
