@@ -25,7 +25,6 @@ TASK = "task.json"
 RESULT = "result.json"
 ERROR = "error.json"
 AGENT, RANK = "agent", "rank"
-STOP_TIMEOUT_S = 10
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -83,7 +82,11 @@ def _die_with_parent() -> None:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for torchrun, and pass on SIGTERM and Ctrl-C; it ends its ranks, and they end with it in any case."""
+    """Wait for torchrun. SIGTERM and Ctrl-C kill it, and its ranks with it.
+
+    Asked to end, the ranks would end one after the other, and each would complain of losing the others. Nothing is lost
+    by killing them: a run that is killed at any instant continues.
+    """
 
     def stop(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -92,11 +95,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        process.terminate()
-        try:
-            process.wait(timeout=STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.kill()
+        process.wait()
         raise
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -104,13 +104,14 @@ def test_stage_killed_at_any_instant_ends_in_the_same_bytes(finished: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("stage", "sign", "number"), [("train", "process(es)", "SIGINT"), ("export", "run", "SIGTERM")]
+    ("stage", "sign", "number", "longer"),
+    [("train", "process(es)", "SIGINT", ["--train.epochs=1000"]), ("export", "run", "SIGTERM", [])],
 )
 def test_interrupted_run_says_one_line_and_leaves_nothing(
-    finished: Path, tmp_path: Path, stage: str, sign: str, number: str
+    finished: Path, tmp_path: Path, stage: str, sign: str, number: str, longer: list[str]
 ) -> None:
     start_from(finished, tmp_path, STAGES[: STAGES.index(stage)])
-    command = pipeline_command(stage, *EXACT)
+    command = pipeline_command(stage, *EXACT, *longer)
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, process_group=0) as process:
         assert process.stderr
         while not (line := process.stderr.readline()).startswith(f"{stage}: ") or sign not in line:
