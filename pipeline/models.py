@@ -20,7 +20,7 @@ PREFIX = "module."  # what DataParallel and DDP put before every name
 
 
 class ModelSpec(BaseModel):
-    """A network as data. `widths` holds what pruning changed, `int8` which linear layers are quantized."""
+    """A network as data: `removed` and `widths` hold what pruning changed, `int8` which linear layers are quantized."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,6 +32,7 @@ class ModelSpec(BaseModel):
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
     dropout: float = 0.0
+    removed: tuple[str, ...] = ()  # residual blocks that are gone: what enters one leaves it as it is
     widths: dict[str, dict[str, int]] = {}  # module -> attribute -> value, where it differs from the dense network
     int8: dict[str, int] = {}  # module -> weight bits
 
