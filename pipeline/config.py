@@ -110,7 +110,10 @@ class PruneConfig(Section):
     """Structured pruning: whole channels go."""
 
     enabled: bool = Field(True, description="false: no pruned candidate is made")
-    ratio: float = Field(0.5, ge=0, lt=1, description="share of `target` that goes; 0: no channels, for sparsity alone")
+    blocks: float = Field(
+        0.0, ge=0, lt=1, description="share of the residual blocks that go, before any channels; 0: the depth stays"
+    )
+    ratio: float = Field(0.5, ge=0, lt=1, description="share of `target` that goes; 0: no channels")
     target: Literal["channels", "macs", "cost"] = Field(
         "channels", description="what ratio is a share of; cost: CPU time of one image, measured on this machine"
     )

@@ -1,4 +1,4 @@
-"""Networks as compression left them: narrower layers and quantized ones, rebuilt from what the spec records."""
+"""Networks as compression left them, rebuilt from their spec: blocks gone, layers narrower or quantized."""
 
 import copy
 
@@ -15,11 +15,13 @@ WIDTHS = ("in_channels", "out_channels", "groups", "in_features", "out_features"
 
 
 def rebuild(spec: ModelSpec) -> Classifier:
-    """Return a network with fresh weights, of the widths and layer kinds that `spec` records.
+    """Return a network with fresh weights, of the blocks, widths and layer kinds that `spec` records.
 
     Raises `PipelineError` as `build` does, and for a layer whose width cannot change.
     """
     model = build(spec)
+    for name in spec.removed:
+        model.net.set_submodule(name, nn.Identity())
     for name, widths in spec.widths.items():
         _set_widths(model.net, name, widths)
     quantize_layers(model.net, spec.int8)
@@ -36,10 +38,10 @@ def changed_widths(net: nn.Module, spec: ModelSpec) -> dict[str, dict[str, int]]
     """Return what `spec` must record as `widths` so that `rebuild` gives a network of the shapes of `net`."""
     dense = build(spec).net
     before, now = layer_widths(dense), layer_widths(net)
-    bare, bare_now = _bare_parameters(dense), _bare_parameters(net)
+    bare = _bare_parameters(dense)
     dimensions = {
-        name: {str(d): n for d, n in enumerate(bare_now[name].shape) if n != parameter.shape[d]}
-        for name, parameter in bare.items()
+        name: {str(d): n for d, n in enumerate(parameter.shape) if n != bare[name].shape[d]}
+        for name, parameter in _bare_parameters(net).items()
     }
     changed = {name: widths for name, widths in now.items() if widths != before[name]}
     return changed | {name: sizes for name, sizes in dimensions.items() if sizes}

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.compression.blocks import removable, remove_blocks
 from pipeline.compression.distill import DistillObjective
 from pipeline.compression.importance import gradients
 from pipeline.compression.macs import count_macs
@@ -82,6 +83,9 @@ def narrowed(
     group: Group,
 ) -> Classifier:
     """Return `model` without what `step` takes of it; the share of channels that a measurement gave is kept there."""
+    if choice.blocks:
+        share = choice.blocks * step / choice.steps
+        model = remove_blocks(model, images, share=share, blocks=len(removable(dense)), group=group)
     share = choice.ratio * step / choice.steps
     if not share:
         return Classifier(model.spec, copy.deepcopy(model.net))
@@ -107,8 +111,9 @@ def narrowed(
 def pruning_facts(dense: Classifier, pruned: Classifier, choice: PruneConfig) -> dict[str, Any]:
     """Return what was asked for and what was reached, for the report."""
     return {
-        "asked": {"ratio": choice.ratio, "target": choice.target, "sparsity": choice.sparsity},
+        "asked": choice.model_dump(include={"blocks", "ratio", "target", "sparsity"}),
         "macs_gone": 1 - count_macs(pruned) / count_macs(dense),
+        "removed": pruned.spec.removed,
         "widths": pruned.spec.widths,
         **sparsity_facts(pruned),
     }

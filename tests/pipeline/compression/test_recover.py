@@ -1,57 +1,29 @@
 """Pruning in steps: each step goes on from what the one before saved, so a kill at any instant changes no byte."""
 
-import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 import pipeline.compression.recover
 from pipeline.compression.distill import DistillObjective
 from pipeline.compression.importance import gradients
 from pipeline.compression.macs import count_macs
+from pipeline.compression.rebuild import rebuild
 from pipeline.compression.recover import Splits, prune_and_recover, pruning_facts, split_epochs
 from pipeline.compression.sparsity import sparsity_facts
 from pipeline.config import Recipe, load_recipe
-from pipeline.data import Arrays, Split
 from pipeline.errors import PipelineError
-from pipeline.loader import open_images
-from pipeline.models import Classifier
+from pipeline.models import Classifier, ModelSpec
 from pipeline.stage import Context
 from pipeline.training.group import Group
 from pipeline.training.loop import fit
-from serving.worker.preprocess import Preprocessing
+from tests.pipeline.compression.conftest import SIZE
 from tests.pipeline.compression.networks import random_model
-
-SIZE = 16
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield Group(0, 1, torch.device("cpu"))
-    dist.destroy_process_group()
-
-
-@pytest.fixture
-def splits(tmp_path: Path) -> Splits:
-    """20 images of two classes: dark and bright."""
-    labels = np.arange(20) % 2
-    noise = np.random.default_rng(0).integers(0, 60, (20, SIZE, SIZE))
-    pixels = (noise + 150 * labels[:, None, None]).astype(np.uint8)
-    split = Split(Arrays(pixels), np.arange(20), labels.astype(np.int64), "stripes")
-    images = open_images(split, Preprocessing(height=SIZE, width=SIZE, channels=1, resize=SIZE), cache=tmp_path)
-    return Splits(images, images)
 
 
 def recipe(**prune: object) -> Recipe:
@@ -116,6 +88,20 @@ def test_killed_between_any_two_steps_it_ends_in_the_same_bytes(
     assert same(recovered(tmp_path / "killed", chosen, splits, group), expected)
 
 
+def test_blocks_go_in_steps_and_channels_only_for_what_they_leave(tmp_path: Path, splits: Splits, group: Group) -> None:
+    """Two of seven blocks are gone after the first step, four after the second; with them most of the share."""
+    chosen = recipe(round_to=8, blocks=4 / 7, target="macs", ratio=0.4, steps=2)
+    dense = random_model("resnet20", SIZE, channels=1)
+    pruned = prune_and_recover(dense, splits, context=context(tmp_path, chosen), group=group)
+    first = rebuild(ModelSpec.model_validate_json((tmp_path / "resume" / "prune-1" / "spec.json").read_text()))
+    assert [len(model.spec.removed) for model in (first, pruned)] == [2, 4]
+    assert set(first.spec.removed) < set(pruned.spec.removed)
+    assert first.spec.widths == {}  # 20 % were asked of the first step, and its blocks are more
+    facts = pruning_facts(dense, pruned, chosen.compress.prune)
+    assert facts["removed"] == pruned.spec.removed
+    assert facts["macs_gone"] >= 0.4
+
+
 def test_killed_while_it_trains_it_ends_in_the_same_bytes(
     tmp_path: Path, splits: Splits, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +144,8 @@ def test_macs_are_a_share_of_the_dense_network_in_every_step(tmp_path: Path, spl
     facts = pruning_facts(dense, pruned, chosen.compress.prune)
     assert 0.6 <= facts["macs_gone"] < 0.7
     assert facts["macs_gone"] == 1 - count_macs(pruned) / count_macs(dense)
-    assert facts["asked"] == {"ratio": 0.6, "target": "macs", "sparsity": 0.0}
+    assert facts["asked"] == {"blocks": 0.0, "ratio": 0.6, "target": "macs", "sparsity": 0.0}
+    assert facts["removed"] == ()
 
 
 def test_sparsity_without_pruning_keeps_every_width(tmp_path: Path, splits: Splits, group: Group) -> None:
