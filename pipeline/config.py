@@ -88,21 +88,21 @@ class ModelConfig(Section):
 class TrainConfig(Section):
     """How the network is trained."""
 
-    epochs: int = Field(ge=1)
+    epochs: int = Field(ge=1, description="passes over the training images")
     batch_size: int = Field(ge=1, description="images per step over all processes")
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="sgd, adam or adamw")
     lr: float = Field(gt=0, description="peak learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
-    weight_decay: float = Field(0.0, ge=0)
-    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: float = Field(0.0, ge=0, description="not for biases and normalisations")
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rate: cosine or constant")
     warmup_epochs: float = Field(0.0, ge=0, description="linear warm-up")
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="probability given to the other classes in training")
     accumulate: int = Field(1, ge=1, description="micro-batches per step")
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or bf16 autocast")
     channels_last: bool = Field(True, description="memory layout of activations and weights")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="of weights, order and augmentation")
     nproc: int = Field(0, ge=0, exclude=True, description="processes; 0: one per GPU, or 2 on a machine without")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", exclude=True)
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", exclude=True, description="auto: GPUs where there are any")
     checkpoint_steps: int = Field(100, ge=1, description="steps between checkpoints for resuming")
 
 
@@ -136,10 +136,10 @@ class PruneConfig(Section):
 class RecoverConfig(Section):
     """Training after pruning, against the labels and the dense model's answers."""
 
-    epochs: int = Field(ge=1)
-    lr: float = Field(gt=0)
+    epochs: int = Field(ge=1, description="passes over the training images, of all steps together")
+    lr: float = Field(gt=0, description="learning rate at the start; a cosine takes it to 0")
     distill: float = Field(0.5, ge=0, le=1, description="weight of the dense model's answers in the loss")
-    temperature: float = Field(2.0, gt=0)
+    temperature: float = Field(2.0, gt=0, description="the dense model's logits are divided by this")
 
 
 class QuantizeConfig(Section):
@@ -180,7 +180,7 @@ class OnnxConfig(Section):
 class ExportConfig(Section):
     """PyTorch -> ONNX."""
 
-    opset: int = Field(20, ge=18, le=23)
+    opset: int = Field(20, ge=18, le=23, description="of the ONNX graphs")
     min_agreement: float = Field(0.995, gt=0, le=1, description="top-1 agreement required of an int8 candidate")
 
 
@@ -212,7 +212,7 @@ class PackageConfig(Section):
     """What the archive is called."""
 
     name: str = Field(description="the model's name in the URL")
-    version: str = "1.0"
+    version: str = Field("1.0", description="the model's version in the answer and the archive's name")
     golden: int = Field(8, ge=1, description="golden images, answered at every start of a worker")
 
     @field_validator("name", "version")
@@ -274,7 +274,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
             tree["data"] = size | tree["data"]
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise PipelineError(f"recipe {path.name}: {_first_line(error)}") from error
+        origin = "" if _typed(error, overrides) else f"recipe {path.name}: "
+        raise PipelineError(f"{origin}{_first_line(error)}") from error
     for field, pixels in size.items():
         if (asked := getattr(recipe.data, field)) != pixels:
             raise PipelineError(f"data.{field} = {asked}, but the ONNX file takes {pixels}; leave data.{field} out")
@@ -289,24 +290,41 @@ def _size_of_graph(tree: dict[str, Any]) -> dict[str, int]:
     return inspect(given.file, layout=given.layout).image_size
 
 
-def describe_fields(model: type[BaseModel] = Recipe, prefix: str = "") -> list[str]:
-    """Return one line for every field that a recipe may set: name, type or default, meaning."""
-    lines: list[str] = []
+def describe_fields() -> list[str]:
+    """Return one line for every field that a recipe may set: name, default, meaning."""
+    rows = _described(Recipe, "")
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:<{width}}  {meaning}".rstrip() for name, meaning in rows]
+
+
+def _described(model: type[BaseModel], prefix: str) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
     for name, field in model.model_fields.items():
         kinds = (field.annotation, *get_args(field.annotation))
         section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if section:
-            lines += describe_fields(section, f"{prefix}{name}.")
+            rows += _described(section, f"{prefix}{name}.")
         else:
-            default = "required" if field.is_required() else f"default {field.default}"
-            lines.append(f"  --{prefix}{name:<24} {default}. {field.description or ''}".rstrip())
-    return lines
+            default = "required" if field.is_required() else f"default {_as_typed(field.default)}"
+            rows.append((f"--{prefix}{name}", f"{default}. {field.description or ''}"))
+    return rows
+
+
+def _as_typed(value: object) -> str:
+    """Return a default as one would type it."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(str(part) for part in value) if isinstance(value, tuple) else str(value)
 
 
 def _find(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
     if path.is_file():
         return path
+    if Path(name).is_file():
+        raise PipelineError(f"recipe {name!r} is no .toml file; a recipe's name ends in .toml")
     known = ", ".join(sorted(p.stem for p in RECIPES.glob("*.toml")))
     raise PipelineError(f"recipe {name!r} not found; use the path of a .toml file or one of: {known}")
 
@@ -325,6 +343,13 @@ def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
             value = words.pop(0)
         pairs.append((field, value))
     return pairs
+
+
+def _typed(error: ValidationError, overrides: Sequence[str]) -> bool:
+    """Tell whether the first wrong value, or a field of the wrong section, came from the command line."""
+    wrong = [str(part) for part in error.errors(include_url=False)[0]["loc"]]
+    given = [name.split(".") for name, _ in _pairs(overrides)]
+    return bool(wrong) and any(name[: len(wrong)] == wrong[: len(name)] for name in given)
 
 
 def _assign(tree: dict[str, Any], field: str, value: str) -> None:

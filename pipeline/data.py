@@ -200,9 +200,16 @@ def _imagefolder(config: DataConfig, cache: Path) -> DataSet:
     if config.root is None:
         raise PipelineError("data.root is not set; pass --data.root DIR, the folder that holds train/")
     root = config.root.expanduser()
+    if not root.is_dir():
+        raise PipelineError(f"data.root = {str(config.root)!r} is no folder; give the one that holds train/")
     if not (root / "train").is_dir():
         raise PipelineError(f"data.root = {str(config.root)!r} has no folder train/ with one folder for each class")
-    names = tuple(sorted(p.name for p in (root / "train").iterdir() if p.is_dir()))
+    names = tuple(folder.name for folder in _class_folders(root / "train"))
+    if len(names) < 2:
+        held = f"{len(names)} class(es) ({', '.join(names) or 'no folder in train/'})"
+        raise PipelineError(
+            f"data.root = {str(config.root)!r} holds {held}; a classifier needs two or more: train/CLASS/*.jpg"
+        )
     found = {part: _listing(root, part, names) for part in SPLITS if (root / part).is_dir()}
     files = tuple(name for listing in found.values() for name, _ in listing)
     labels = np.array([label for listing in found.values() for _, label in listing], dtype=np.int64)
@@ -220,18 +227,32 @@ def _imagefolder(config: DataConfig, cache: Path) -> DataSet:
 def _listing(root: Path, part: str, names: Sequence[str]) -> list[tuple[str, int]]:
     numbers = {name: number for number, name in enumerate(names)}
     listing: list[tuple[str, int]] = []
-    for folder in sorted(p for p in (root / part).iterdir() if p.is_dir()):
+    for folder in _class_folders(root / part):
         if folder.name not in numbers:
             raise PipelineError(
                 f"{part}/{folder.name} is a class that train/ does not have; rename or remove the folder"
             )
-        images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        images = _images(folder)
         if not images and part == "train":
             raise PipelineError(f"train/{folder.name} holds no image; add images or remove the folder")
         listing += [(str(p.relative_to(root)), numbers[folder.name]) for p in images]
     if not listing:
         raise PipelineError(f"{part}/ holds no image ({', '.join(sorted(SUFFIXES))}) in class folders")
     return listing
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    """Return the folders in it. Names with a dot in front belong to tools (.ipynb_checkpoints), not to people."""
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    """Return the image files anywhere below. A Mac's `._x.jpg` is none. A link that leads nowhere is an error."""
+    found = [p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES]
+    found = sorted(p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    if broken := [p for p in found if p.is_symlink() and not p.exists()]:
+        raise PipelineError(f"{broken[0]} is a link to nothing ({len(broken)} such); mend or remove it")
+    return [p for p in found if p.is_file()]
 
 
 def _stratified(indices: Ints, labels: Ints, share: float, seed: int) -> tuple[Ints, Ints]:
@@ -244,7 +265,10 @@ def _stratified(indices: Ints, labels: Ints, share: float, seed: int) -> tuple[I
         taken.append(members[:count])
     second = np.sort(np.concatenate(taken))
     if not len(second):
-        raise PipelineError("every class has one image only; validation and test need at least one more of each")
+        raise PipelineError(
+            "no class has enough images for train/, validation and test: give three of each class or more, or add "
+            "folders val/ and test/"
+        )
     return np.setdiff1d(indices, second), second
 
 

@@ -157,8 +157,8 @@ def test_loss_that_explodes_is_one_line_and_leaves_nothing(tmp_path: Path) -> No
     ("arguments", "message"),
     [
         (["train", "--recipe", "nothing"], "quartet: recipe 'nothing' not found"),
-        (["train", "--nproc", "many"], "quartet: recipe digits.toml: train.nproc = 'many'"),
-        (["train", "--train.epochs", "0"], "quartet: recipe digits.toml: train.epochs = '0'"),
+        (["train", "--nproc", "many"], "quartet: train.nproc = 'many'"),
+        (["train", "--train.epochs", "0"], "quartet: train.epochs = '0'"),
         (["train", "--model.name", "resnet1"], "quartet: model.name = 'resnet1' is neither"),
         (["choose", *EXACT, "--choose.force", "best"], "quartet: choose.force = 'best' is no candidate"),
     ],

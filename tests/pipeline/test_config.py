@@ -1,5 +1,6 @@
 """Recipes: every shipped one is valid, and each wrong value gets one line that names it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,11 @@ def test_recipe_of_ones_own_is_read_by_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--train.epochs", "many"], r"recipe digits\.toml: train\.epochs = 'many': input should be a valid integer"),
+        (["--train.epochs", "many"], r"^train\.epochs = 'many': input should be a valid integer"),
         (["--train.epochs", "0"], r"train\.epochs = '0': input should be greater than or equal to 1"),
         (["--train.epoch", "3"], r"there is no field train\.epoch; `python -m pipeline --help` lists them"),
         (["--data.name", "imagenet"], r"data\.name = 'imagenet': input should be 'digits', "),
-        (["--data.resize", "8"], r"data\.resize = 8 is smaller than the crop"),
+        (["--data.resize", "8"], r"^data\.resize = 8 is smaller than the crop"),
         (["--data.channels", "2"], r"data\.channels = 2: input should be 1 or 3"),
         (["--train.epochs"], r"--train\.epochs has no value"),
         (["epochs=3"], r"'epochs=3' is not understood; an override reads --section\.field value"),
@@ -102,6 +103,19 @@ def test_wrong_value_gets_one_line_that_names_it(overrides: list[str], message: 
         load_recipe("digits", overrides)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 2
+
+
+def test_value_written_in_the_recipe_names_the_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text((RECIPES / "digits.toml").read_text().replace("epochs = 15", 'epochs = "many"'))
+    with pytest.raises(PipelineError, match=r"^recipe own\.toml: train\.epochs = 'many'"):
+        load_recipe(str(path), ["--train.lr", "0.1"])
+
+
+def test_file_that_is_no_recipe_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(PipelineError, match=r"notes' is no \.toml file"):
+        load_recipe(str(tmp_path / "notes"))
 
 
 def test_unknown_recipe_lists_those_that_there_are() -> None:
@@ -130,6 +144,9 @@ def test_folder_of_the_images_is_no_part_of_what_decides_the_key() -> None:
 
 
 def test_help_has_a_line_for_every_field() -> None:
-    text = "\n".join(describe_fields())
+    lines = describe_fields()
+    assert len({len(line) - len(re.sub(r"^  \S+ +", "", line)) for line in lines}) == 1
+    assert not [line for line in lines if line.endswith(".")]  # every field says what it means
+    text = "\n".join(lines)
     for field in ("--data.root", "--onnx.file", "--train.nproc", "--compress.prune.ratio", "--choose.force"):
         assert field in text

@@ -1,5 +1,7 @@
 """Splits are fixed, stratified and disjoint; class names come from train/ and are mapped by name."""
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +60,7 @@ def test_validation_is_mapped_by_name_when_it_lacks_a_class(tmp_path: Path) -> N
 
 
 def test_class_that_training_lacks_is_named(tmp_path: Path) -> None:
-    fill(tmp_path / "train", "red", 3)
+    two_classes(tmp_path)
     fill(tmp_path / "val", "green", 1)
     with pytest.raises(PipelineError, match="val/green is a class that train/ does not have"):
         open_dataset(config(root=tmp_path), cache=tmp_path / "cache")
@@ -71,12 +73,27 @@ def test_splits_that_are_not_given_are_cut_from_training(tmp_path: Path) -> None
     assert [len(part) for part in (dataset.train, dataset.val, dataset.test)] == [21, 6, 3]
 
 
+def two_classes(root: Path, *, count: int = 4) -> None:
+    for name in ("red", "blue"):
+        fill(root / "train", name, count)
+
+
+def broken_link(root: Path) -> None:
+    two_classes(root)
+    (root / "train" / "red" / "lost.png").symlink_to(root / "nowhere.png")
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda root: None, "has no folder train/"),
-        (lambda root: (root / "train" / "red").mkdir(parents=True), "train/red holds no image"),
-        (lambda root: fill(root / "train", "red", 1), "validation and test need at least one more"),
+        (lambda root: root.rmdir(), r"data\.root = '.*' is no folder; give the one that holds train/"),
+        (lambda root: (root / "train").mkdir(), r"holds 0 class\(es\) \(no folder in train/\)"),
+        (lambda root: fill(root / "train", "red", 4), r"holds 1 class\(es\) \(red\); a classifier needs two"),
+        (lambda root: [(root / "train" / name).mkdir(parents=True) for name in "ab"], "train/a holds no image"),
+        (partial(two_classes, count=1), "give three of each class"),
+        (partial(two_classes, count=2), "give three of each class"),
+        (broken_link, r"train/red/lost\.png is a link to nothing \(1 such\)"),
     ],
 )
 def test_folder_that_cannot_be_used_is_refused(tmp_path: Path, make: object, message: str) -> None:
@@ -84,6 +101,16 @@ def test_folder_that_cannot_be_used_is_refused(tmp_path: Path, make: object, mes
     make(tmp_path)
     with pytest.raises(PipelineError, match=message):
         open_dataset(config(root=tmp_path), cache=tmp_path / "cache")
+
+
+def test_what_tools_leave_in_folders_is_no_class_and_no_image(tmp_path: Path) -> None:
+    two_classes(tmp_path)
+    shutil.copytree(tmp_path / "train" / "red", tmp_path / "train" / ".ipynb_checkpoints")
+    shutil.copytree(tmp_path / "train" / "blue", tmp_path / "train" / "red" / ".thumbnails")
+    (tmp_path / "train" / "red" / "._0.png").write_bytes(b"a Mac's resource fork")
+    dataset = open_dataset(config(root=tmp_path), cache=tmp_path / "cache")
+    assert dataset.labels == ("blue", "red")
+    assert sum(len(part) for part in (dataset.train, dataset.val, dataset.test)) == 8
 
 
 def test_missing_root_names_the_option() -> None:

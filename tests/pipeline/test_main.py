@@ -31,7 +31,7 @@ def test_help_lists_stages_and_fields(capsys: pytest.CaptureFixture[str]) -> Non
     ("arguments", "message"),
     [
         (["train", "--recipe", "x"], "quartet: recipe 'x' not found"),
-        (["train", "--nproc", "two"], "quartet: recipe digits.toml: train.nproc = 'two'"),
+        (["train", "--nproc", "two"], "quartet: train.nproc = 'two'"),
         (["train", "--recipe", "imagefolder"], "quartet: data.root is not set"),
         (["train", "--train.device", "cuda"], "quartet: train.device = 'cuda', but there is no NVIDIA GPU"),
         (["train", "--package.name", "a b"], "quartet: package.name = 'a b' cannot be used"),
@@ -51,12 +51,12 @@ def test_mistake_is_one_line_on_stderr_with_status_2(
 def test_graph_and_images_may_be_named_in_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     grey = write_graph(tmp_path, graph_text(shape="N, 1, 16, 16"), name="grey.onnx")
     assert main(["compress", "--recipe", "digits", "--onnx", str(grey), "--data", "photos"]) == 2
-    assert capsys.readouterr().err.startswith("quartet: data.root = 'photos' has no folder train/")
+    assert capsys.readouterr().err.startswith("quartet: data.root = 'photos' is no folder")
     path = write_graph(tmp_path)
     assert main(["compress", "--onnx", str(path)]) == 2
     assert capsys.readouterr().err.startswith("quartet: data.root is not set")
     assert main(["compress", "--onnx", str(path), "--data", "photos"]) == 2
-    assert capsys.readouterr().err.startswith("quartet: data.root = 'photos' has no folder train/")
+    assert capsys.readouterr().err.startswith("quartet: data.root = 'photos' is no folder")
     assert main(["train", "--onnx", str(path), "--data", "photos"]) == 2
     assert capsys.readouterr().err.startswith("quartet: there is no stage train for a recipe that names a finished")
 
