@@ -10,9 +10,10 @@ ARGS ?=
 # From the command line only: an environment's own DATA is about something else.
 ONNX :=
 DATA :=
+FORCE :=
 
 # Values reach Python through the environment, untouched: neither make nor the shell reads `$`, quotes or spaces in them.
-VALUES := PYTHON VENV RECIPE ONNX DATA NPROC REPLICAS PORT IMAGE ARGS
+VALUES := PYTHON VENV RECIPE ONNX DATA NPROC REPLICAS PORT IMAGE FORCE ARGS
 $(foreach name,$(VALUES),$(eval override $(name) := $$(value $(name))))
 export $(VALUES)
 
@@ -35,6 +36,7 @@ help: ## Print every target
 	@printf '  ONNX      a finished classifier to compress, package and serve instead of training one\n'
 	@printf '  DATA      your images: DATA/train/CLASS/*.jpg and, if there are, DATA/val and DATA/test\n'
 	@printf '  NPROC     training processes; REPLICAS and PORT shape the served stack\n'
+	@printf '  FORCE     1: make the last stage again although it is there, and what follows from it\n'
 	@printf '  ARGS      more for the command behind the target, as you would type it in a shell; not for stop\n'
 	@printf '  PYTHON    the Python (3.11-3.13) that makes the environment; VENV where it stands (.venv)\n'
 

@@ -1,4 +1,4 @@
-"""What make's targets run: turns RECIPE=, ONNX=, DATA=, NPROC=, REPLICAS=, PORT=, IMAGE=, ARGS= into command lines.
+"""What make's targets run: turns RECIPE=, ONNX=, NPROC=, PORT=, FORCE=, ARGS= and the like into command lines.
 
 Values come from the environment as they were typed, so that a space or a quote in one never meets a shell.
 """
@@ -30,6 +30,7 @@ class Values:
     replicas: str = ""
     port: str = ""
     image: str = ""
+    force: bool = False
     args: tuple[str, ...] = ()
 
 
@@ -47,6 +48,9 @@ def read_values(environment: Mapping[str, str]) -> Values:
         value = environment.get(name, "")
         if value and not (value.isdecimal() and 1 <= int(value) <= largest):
             raise PipelineError(f"{name}={value} will not do; use a whole number from 1 to {largest}")
+    force = environment.get("FORCE", "")
+    if force not in ("", "0", "1"):
+        raise PipelineError(f"FORCE={force} will not do; FORCE=1 makes again what is there already")
     return Values(
         recipe=environment.get("RECIPE", ""),
         onnx=environment.get("ONNX", ""),
@@ -55,6 +59,7 @@ def read_values(environment: Mapping[str, str]) -> Values:
         replicas=environment.get("REPLICAS", ""),
         port=environment.get("PORT", ""),
         image=environment.get("IMAGE", ""),
+        force=force == "1",
         args=words,
     )
 
@@ -63,6 +68,7 @@ def pipeline_command(stage: str, values: Values) -> list[str]:
     """Return the command that makes `stage` and everything before it."""
     command = [sys.executable, "-m", "pipeline", stage, *_option("--recipe", values.recipe)]
     command += [*_option("--onnx", values.onnx), *_option("--data", values.data)]
+    command += ["--force"] if values.force and stage in STAGE_OF.values() else []
     return [*command, *_option("--nproc", values.nproc), *values.args]
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 RECORDER = """#!{python}
 import json, os, sys
-names = ("RECIPE", "ONNX", "DATA", "NPROC", "REPLICAS", "PORT", "IMAGE", "ARGS")
+names = ("RECIPE", "ONNX", "DATA", "NPROC", "REPLICAS", "PORT", "IMAGE", "FORCE", "ARGS")
 with open({log!r}, "a") as stream:
     stream.write(json.dumps([sys.argv[1:], {{name: os.environ.get(name) for name in names}}]) + "\\n")
 sys.exit({status})
@@ -90,7 +90,14 @@ def test_chain_runs_in_the_order_of_its_words_even_in_parallel(sandbox: Sandbox)
 def test_values_arrive_as_they_were_typed(sandbox: Sandbox) -> None:
     nasty = """it's a "file" $HOME $(shell false) `id`; \\ #1 %.png"""
     done = sandbox.make(
-        "predict", f"IMAGE={nasty}", f"RECIPE={nasty}", f"ARGS={nasty}", f"ONNX={nasty}", "PORT=81 82", NPROC="$2"
+        "predict",
+        f"IMAGE={nasty}",
+        f"RECIPE={nasty}",
+        f"ARGS={nasty}",
+        f"ONNX={nasty}",
+        "PORT=81 82",
+        NPROC="$2",
+        FORCE="1",
     )
     assert done.returncode == 0, done.stderr
     ((words, values),) = sandbox.calls
@@ -104,6 +111,7 @@ def test_values_arrive_as_they_were_typed(sandbox: Sandbox) -> None:
         "PORT": "81 82",
         "NPROC": "$2",
         "REPLICAS": "",
+        "FORCE": "",
     }
 
 

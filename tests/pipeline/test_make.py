@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import make
+from pipeline.errors import PipelineError
 from pipeline.make import Values, main, read_values, run_target
 
 ROOT = Path(make.__file__).resolve().parent.parent
@@ -121,6 +122,25 @@ def test_only_what_was_given_is_passed_on(commands: list[list[str]]) -> None:
 def test_stages_get_recipe_processes_and_overrides(target: str, stage: str, commands: list[list[str]]) -> None:
     run_target(target, Values("a b.toml", nproc="4", replicas="3", port="81", image="", args=("--train.epochs", "1")))
     assert commands == [[*PIPELINE, stage, "--recipe", "a b.toml", "--nproc", "4", "--train.epochs", "1"]]
+
+
+@pytest.mark.parametrize(("target", "forced"), [("compress", True), ("train", True), ("bench", False)])
+def test_force_makes_a_stage_again_and_means_nothing_to_what_only_looks(
+    target: str, forced: bool, commands: list[list[str]]
+) -> None:
+    run_target(target, read_values({"FORCE": "1", "ARGS": "--train.epochs 1"}))
+    assert ("--force" in commands[0]) is forced
+    assert commands[0][-2:] == ["--train.epochs", "1"]
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_no_force_is_none(value: str) -> None:
+    assert not read_values({"FORCE": value}).force
+
+
+def test_force_that_is_no_switch_is_refused() -> None:
+    with pytest.raises(PipelineError, match="FORCE=yes will not do; FORCE=1"):
+        read_values({"FORCE": "yes"})
 
 
 @pytest.mark.parametrize(("target", "stage"), [("compress", "choose"), ("bench", "bench")])
