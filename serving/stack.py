@@ -51,9 +51,14 @@ def start(archive: ArchiveInfo, *, port: int, options: Options, say: Say) -> tup
         if stack := running(port):
             _require_same(stack, archive, options)
             return stack, False
-        stack = _describe(archive, run_dir=run_dir, port=port, options=options)
-        host.sweep(run_dir)
-        host.require_free_port(port)
+        try:
+            stack = _describe(archive, run_dir=run_dir, port=port, options=options)
+            host.sweep(run_dir)
+            host.require_free_port(port)
+        except UserError:
+            with suppress(OSError):  # what an earlier stack left there stays
+                run_dir.rmdir()
+            raise
         cpus = host.available_cpus()
         if (replicas := len(stack.topology.replicas)) > cpus:
             say(f"warning: {replicas} replicas share {cpus} CPUs; they add availability, not speed")

@@ -21,13 +21,13 @@ import pytest
 
 from serving import haproxy, host, rundir, stack, torchserve
 from serving.archive import verify_archive
-from serving.client import Client
-from serving.errors import StackError
+from serving.client import Client, Prediction, RequestFailed
+from serving.errors import StackError, UserError
 from serving.rundir import Stack
 from serving.stack import Options
 from serving.topology import MIB, Frozen
 from tests.colour import colour_archive, png
-from tests.stacks import free_port, private_run_dir, served, stub_archive
+from tests.stacks import free_port, jvm_of, private_run_dir, served, stub_archive
 
 pytestmark = pytest.mark.e2e
 
@@ -266,6 +266,40 @@ def test_stop_answers_what_is_in_flight_and_leaves_no_process_socket_or_port(tmp
         host.require_free_port(topology.port)
         assert not stack.stop(topology.port)  # once more is no error
         assert rundir.read_stack(topology.run_dir) is None
+
+
+def next_answer(client: Client) -> Prediction:
+    """Return the first answer of a replica that is on its way."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return client.predict(png("red"))
+        except RequestFailed:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+def test_next_archive_of_the_same_name_and_path_is_served_after_a_stop_and_not_before(tmp_path: Path) -> None:
+    """A build that overwrites the file under a running stack changes no answer, not even of a replica that restarts."""
+    old = verify_archive(colour_archive(tmp_path, version="1.0"))
+    with private_run_dir():
+        port, options = free_port(), Options(replicas=1, workers=1)
+        stack.start(old, port=port, options=options, say=lambda line: None)
+        new = verify_archive(colour_archive(tmp_path, version="2.0"))
+        assert new.path == old.path
+        with pytest.raises(UserError, match="already serves another archive"):
+            stack.start(new, port=port, options=options, say=lambda line: None)
+        versions = []
+        with Client(f"http://127.0.0.1:{port}", model="colour") as client:
+            running = stack.running(port)
+            assert running is not None
+            jvm_of(running, 0).kill()
+            versions.append(next_answer(client).version)
+            assert stack.stop(port)
+            stack.start(new, port=port, options=options, say=lambda line: None)
+            versions.append(client.predict(png("red")).version)
+        assert versions == ["1.0", "2.0"]
+        assert stack.stop(port)
 
 
 def test_stack_that_another_version_started_is_named_by_status_and_ended_by_stop(tmp_path: Path) -> None:

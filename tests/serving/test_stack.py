@@ -45,6 +45,7 @@ def test_port_in_use_is_found_before_anything_starts(
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} is in use"):
             stack.start(stub_archive(tmp_path), port=port, options=Options(), say=print)
+    assert not (base / str(port)).exists()  # nothing was started, so there is nothing to look at
 
 
 def test_archive_that_changes_while_it_is_read_is_refused(
