@@ -5,6 +5,8 @@ normalisation and softmax are inside. Shape legend: B batch, H height, W width, 
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -194,7 +196,8 @@ def check_parity(model: Classifier, path: Path, images: Images, *, min_agreement
     session = open_session(path)
     results: list[Parity] = []
     for size in PARITY_BATCHES:
-        pairs = [_both(model, session, pixels) for pixels in images.batches(size)]
+        with _one_thread():
+            pairs = [_both(model, session, pixels) for pixels in images.batches(size)]
         reference, answers = (np.concatenate(side) for side in zip(*pairs, strict=True))
         results.append(compare(reference, answers))
     worst = min(results, key=lambda parity: (parity.agreement, -parity.max_difference))
@@ -206,6 +209,17 @@ def check_parity(model: Classifier, path: Path, images: Images, *, min_agreement
             exit_status=1,
         )
     return worst
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let PyTorch answer with one thread: for a few images at a time, several would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def compare(reference_NK: Floats, answers_NK: Floats) -> Parity:

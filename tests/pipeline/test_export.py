@@ -102,6 +102,18 @@ def test_parity_holds_for_what_was_exported(tmp_path: Path, images: Images) -> N
     assert parity.max_difference < 1e-5
 
 
+def test_parity_keeps_to_one_thread_and_gives_the_others_back(tmp_path: Path, images: Images) -> None:
+    seen: set[int] = set()
+    model = network().eval()
+    path, before = exported(model, tmp_path), torch.get_num_threads()
+    model.register_forward_hook(lambda *_: seen.add(torch.get_num_threads()))
+    torch.set_num_threads(3)
+    check_parity(model, path, images, min_agreement=1.0, name="fp32")
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert (seen, after) == ({1}, 3)
+
+
 def test_one_wrong_bias_in_the_graph_fails_parity(tmp_path: Path, images: Images) -> None:
     model = network().eval()
     path = exported(model, tmp_path)

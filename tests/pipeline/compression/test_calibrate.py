@@ -114,6 +114,28 @@ def test_layers_that_hurt_are_given_back_and_named(tmp_path: Path) -> None:
     assert any(note.startswith("int8.onnx: 2 layers stay float32 for their error") for note in static.notes)
 
 
+def test_depthwise_layer_with_one_channel_far_above_the_others_does_not_take_the_accuracy_with_it(
+    tmp_path: Path,
+) -> None:
+    """All channels of a tensor share one scale: beside one that is 300 times larger, the others would round to 0."""
+    draw = np.random.default_rng(3).standard_normal
+    depthwise, pointwise = draw((8, 1, 3, 3)).astype(np.float32), (draw((8, 8, 1, 1)) / 2).astype(np.float32)
+    depthwise[0] *= 300
+    pointwise[:, 0] /= 300
+    body = BODY.replace(
+        "c = Conv<pads = [1, 1, 1, 1]>(r, w2, b2)",
+        "v2 = Conv<pads = [1, 1, 1, 1], group = 8>(r, w2) c = Conv(v2, w4)",
+    )
+    source = write_network(tmp_path / "float.onnx", changed={"w2": depthwise, "w4": pointwise}, body=body)
+    static = quantized(source, tmp_path / "int8.onnx")
+    assert max(trial.top1 for trial in static.trials) < 0.97  # three points are allowed
+    assert static.trial.top1 >= 0.97
+    assert static.given_back
+    held_out = pixels(96, seed=1)
+    same = answers(source, held_out).argmax(1) == answers(tmp_path / "int8.onnx", held_out).argmax(1)
+    assert same.mean() == pytest.approx(static.trial.top1)
+
+
 def test_graph_that_int8_cannot_hold_is_refused_with_the_worst_layers(tmp_path: Path) -> None:
     source = write_network(tmp_path / "float.onnx")
     wrong = (answers(source, pixels(96, seed=1)).argmax(1) + 1) % 4
