@@ -129,13 +129,13 @@ CHAIN = (
     Stage(
         "choose",
         run="pipeline.choose:choose",
-        sections=("data", "choose"),
+        sections=("data", "export", "choose"),
         facts=_hardware,
     ),
     Stage(
         "package",
         run="pipeline.package_stage:package",
-        sections=("data", "package"),
+        sections=("data", "export", "package"),
         facts=_nothing,
     ),
 )
@@ -171,6 +171,10 @@ def materialize(target: str, recipe: Recipe, *, root: Path, force: bool = False)
     `force` runs `target` again even if it is there; the old artifact stands until the new one takes its place.
     """
     stages, cache = stages_until(target, recipe), root / "cache"
+    if recipe.export.provider != "cpu" and any("export" in stage.sections for stage in stages):
+        from pipeline.session import require_provider  # before hours of training; and most recipes ask for no GPU
+
+        require_provider(recipe.export.provider)
     data = open_dataset(recipe.data, cache=cache).fingerprint()
     made: list[Artifact] = []
     for stage in stages:

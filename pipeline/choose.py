@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+from numpy.typing import NDArray
 
 from pipeline.artifact import Artifact, StageResult
-from pipeline.compression.candidates import DENSE, is_int8
+from pipeline.compression.candidates import DENSE, is_int8, runs_on
 from pipeline.config import ChooseConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
@@ -24,6 +26,7 @@ from pipeline.report.page import write_page
 from pipeline.stage import Context, data_facts
 
 SAME_COST = 0.03  # costs closer than this are called equal, and accuracy decides
+CLOCK_NAMES = {True: "process CPU time", False: "wall time until the GPU's answer is back"}
 ROUNDING = 1e-12  # a candidate exactly at the budget is within it
 
 
@@ -41,23 +44,26 @@ def choose(context: Context) -> StageResult:
     dataset = open_dataset(recipe.data, cache=context.cache)
     spec = preprocessing_of(recipe.data)
     validation = open_images(dataset.val, spec, cache=context.cache)
-    graphs = graphs_of(source)
+    provider = recipe.export.provider
+    graphs = {name: path for name, path in graphs_of(source).items() if runs_on(name, provider)}
     if recipe.choose.force is not None and recipe.choose.force not in graphs:
         raise PipelineError(f"choose.force = {recipe.choose.force!r} is no candidate; use one of {', '.join(graphs)}")
-    measured = measure(graphs, validation, config=recipe.choose)
+    measured = measure(graphs, validation, config=recipe.choose, provider=provider)
     choice = decide(measured.candidates, budget=recipe.choose.budget, force=recipe.choose.force)
     chosen = graphs[choice.name]
     (context.out / "model.onnx").write_bytes(chosen.read_bytes())
     # Nothing above has seen the test split: what is said about it has not been chosen for it.
-    test = compare_graphs(graphs[DENSE], chosen, open_images(dataset.test, spec, cache=context.cache))
+    held_out = open_images(dataset.test, spec, cache=context.cache)
+    test = compare_graphs(graphs[DENSE], chosen, held_out, provider=provider)
+    unfit = [name for name in source.manifest.models if name not in graphs]
+    left_out = [f"there is no candidate {name}: {provider} has no kernels for it" for name in unfit]
     sample = validation.batch(np.arange(recipe.choose.batch_size) % len(validation))
     earlier = reports_behind(source)
-    report = report_of(measured, choice, test, config=recipe.choose) | {
-        "layers": [asdict(layer) for layer in compare_layers(graphs[DENSE], chosen, sample)],
-        "operators": {name: census(as_run(graphs[name])) for name in dict.fromkeys((DENSE, choice.name))},
+    report = report_of(measured, choice, test, config=recipe.choose, provider=provider) | {
+        **insides({DENSE: graphs[DENSE], choice.name: chosen}, sample, provider=provider),
         "int8": is_int8(choice.name),
         "float_layers": kept_in_float(choice.name, chosen, earlier),
-        "earlier_notes": [note for made in reversed(earlier) for note in made.get("notes", [])],
+        "earlier_notes": [note for made in reversed(earlier) for note in made.get("notes", [])] + left_out,
     }
     write_page(report, context.out / "report" / "report.html", title=recipe.package.name)
     return StageResult(
@@ -69,18 +75,34 @@ def choose(context: Context) -> StageResult:
     )
 
 
+def insides(graphs: dict[str, Path], sample: NDArray[np.uint8], *, provider: str) -> dict[str, Any]:
+    """Return what fp32 and the chosen graph are made of: layers with bytes and times, and a census of operators.
+
+    ONNX Runtime profiles and writes optimized graphs for the CPU only; for a GPU, the files' own operators are counted.
+    """
+    dense, chosen = graphs[DENSE], list(graphs.values())[-1]
+    if provider != "cpu":
+        return {"layers": [], "operators": {name: census(onnx.load(path)) for name, path in graphs.items()}}
+    return {
+        "layers": [asdict(layer) for layer in compare_layers(dense, chosen, sample)],
+        "operators": {name: census(as_run(path)) for name, path in graphs.items()},
+    }
+
+
 def graphs_of(source: Artifact) -> dict[str, Path]:
     """Return the graph of every candidate that the stage before has published."""
     return {name: source.file(f"{name}.onnx") for name in source.manifest.models}
 
 
-def measure(graphs: dict[str, Path], validation: Images, *, config: ChooseConfig) -> Measured:
+def measure(graphs: dict[str, Path], validation: Images, *, config: ChooseConfig, provider: str = "cpu") -> Measured:
     """Measure the candidates for as long as noise leaves the choice open."""
 
     def rule(candidates: Sequence[Candidate]) -> str:
         return decide(candidates, budget=config.budget, force=config.force).name
 
-    return measure_candidates(graphs, validation, batch_size=config.batch_size, rounds=config.rounds, rule=rule)
+    return measure_candidates(
+        graphs, validation, batch_size=config.batch_size, rounds=config.rounds, rule=rule, provider=provider
+    )
 
 
 def decide(candidates: Sequence[Candidate], *, budget: float, force: str | None) -> Choice:
@@ -156,7 +178,9 @@ def warnings_of(choice: Choice, candidates: Sequence[Candidate], test: Compariso
     return [f"warning: {line}" for line in found]
 
 
-def report_of(measured: Measured, choice: Choice, test: Comparison, *, config: ChooseConfig) -> dict[str, Any]:
+def report_of(
+    measured: Measured, choice: Choice, test: Comparison, *, config: ChooseConfig, provider: str = "cpu"
+) -> dict[str, Any]:
     """Return the figures as plain values, with the conditions under which they were taken."""
     by_name = {c.name: c for c in measured.candidates}
     say = partial(verdict, best=by_name[choice.name], dense=by_name[DENSE], budget=config.budget)
@@ -173,7 +197,9 @@ def report_of(measured: Measured, choice: Choice, test: Comparison, *, config: C
             "budget": config.budget,
             "rounds": measured.rounds,
             "settled": measured.settled,
-            "clock": f"process CPU time; rounds of {BLOCK_S * 1000:.0f} ms for each candidate, in random order",
+            "provider": provider,
+            "clock": f"{CLOCK_NAMES[provider == 'cpu']}; rounds of {BLOCK_S * 1000:.0f} ms for each candidate, in "
+            "random order",
             "warm_up": f"the first call is reported apart, {2 * WARM_UP_CALLS} more are not counted",
             "versions": library_versions(),
         },

@@ -36,6 +36,11 @@ def run_bench(recipe: Recipe, root: Path, options: Namespace) -> int:
     """Measure what is about to ship and print the path of the Markdown report."""
     from pipeline.bench.report import bench  # PyTorch: only this command needs it
 
+    if recipe.export.provider != "cpu":
+        raise PipelineError(
+            f"bench compares CPU times, but export.provider = {recipe.export.provider!r}; what the GPU takes is in the "
+            "report of `make compress`"
+        )
     made = _artifacts(recipe, root)
     summary = bench(recipe, made, _test_images(recipe, root), root=root)
     say(summary.read_text())

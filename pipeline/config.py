@@ -180,8 +180,11 @@ class OnnxConfig(Section):
 class ExportConfig(Section):
     """PyTorch -> ONNX."""
 
+    provider: Literal["cpu", "cuda", "tensorrt"] = Field(
+        "cpu", description="what runs the graph, here and where it is served; on a GPU there are fp16 candidates"
+    )
     opset: int = Field(20, ge=18, le=23, description="of the ONNX graphs")
-    min_agreement: float = Field(0.995, gt=0, le=1, description="top-1 agreement required of an int8 candidate")
+    min_agreement: float = Field(0.995, gt=0, le=1, description="top-1 agreement required of an int8 or fp16 candidate")
 
 
 class StaticConfig(Section):

@@ -1,8 +1,9 @@
-"""What a candidate is worth on this machine: right answers, bytes, parameters, and CPU time in interleaved rounds.
+"""What a candidate is worth on this machine: right answers, bytes, parameters, and time in interleaved rounds.
 
 Shape legend: N images, R rounds, D draws.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ SERIES = 8  # of `rounds` rounds each, at most: a noisy machine gets more of the
 SETTLED = 0.998  # share of draws that must give the same choice
 DRAWS = 1000
 NORMAL_95 = 1.959964
+CLOCKS = {True: time.process_time, False: time.perf_counter}  # on the CPU, on a GPU
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class Candidate:
     size_bytes: int  # of the .onnx file
     parameters: int  # weights and biases in the graph, normalisation folded in
     nonzero_parameters: int
-    cost_ms: float  # CPU milliseconds for one image
+    cost_ms: float  # milliseconds for one image: CPU time, or time until a GPU's answer is back
     cost_spread_ms: float  # between the quartiles
     speedup: float  # over fp32, paired by round
     speedup_low: float  # 95 % interval
     speedup_high: float
-    first_call_ms: float  # CPU milliseconds of the first call, which is not in `cost_ms`
+    first_call_ms: float  # milliseconds of the first call, which is not in `cost_ms`
 
 
 @dataclass(frozen=True)
@@ -71,19 +73,27 @@ Rule = Callable[[Sequence[Candidate]], str]
 
 
 def measure_candidates(
-    graphs: Mapping[str, Path], validation: Images, *, batch_size: int, rounds: int, rule: Rule
+    graphs: Mapping[str, Path],
+    validation: Images,
+    *,
+    batch_size: int,
+    rounds: int,
+    rule: Rule,
+    provider: str = "cpu",
 ) -> Measured:
     """Return a row for every graph: accuracy on all validation images, cost in interleaved rounds.
 
+    On a GPU the cost is the time until the answers are back, whoever else uses the GPU.
     Rounds are added, up to `SERIES` times `rounds`, while noise leaves open which candidate `rule` picks.
     """
-    sessions = {name: open_session(path) for name, path in graphs.items()}
+    sessions = {name: open_session(path, provider=provider) for name, path in graphs.items()}
     top1 = {name: float(right_answers(session, validation).mean()) for name, session in sessions.items()}
     sample = validation.batch(np.arange(batch_size) % len(validation))
     calls = {name: partial(probabilities, session, sample) for name, session in sessions.items()}
     costs: dict[str, Cost] = {}
     for series in range(SERIES):
-        costs = _joined(costs, measure_interleaved(calls, rounds=rounds, seed=series))
+        more = measure_interleaved(calls, rounds=rounds, seed=series, clock=CLOCKS[provider == "cpu"])
+        costs = _joined(costs, more)
         rows = [
             _row(name, path, top1[name], len(validation), costs, batch_size=batch_size) for name, path in graphs.items()
         ]
@@ -173,6 +183,7 @@ def compare_answers(dense_N: NDArray[np.bool_], chosen_N: NDArray[np.bool_]) -> 
     )
 
 
-def compare_graphs(dense: Path, chosen: Path, images: Images) -> Comparison:
+def compare_graphs(dense: Path, chosen: Path, images: Images, *, provider: str = "cpu") -> Comparison:
     """Answer the images with both graphs."""
-    return compare_answers(right_answers(open_session(dense), images), right_answers(open_session(chosen), images))
+    dense_N, chosen_N = (right_answers(open_session(path, provider=provider), images) for path in (dense, chosen))
+    return compare_answers(dense_N, chosen_N)

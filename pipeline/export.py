@@ -5,7 +5,7 @@ normalisation and softmax are inside. Shape legend: B batch, H height, W width, 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,12 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.artifact import StageResult
+from pipeline.artifact import Artifact, StageResult
 from pipeline.compression.bits import weight_bits
 from pipeline.compression.calibrate import quantize_static, spread
-from pipeline.compression.candidates import STATIC_OF, float_of
+from pipeline.compression.candidates import FORMS, HALF_OF, STATIC_OF, float_of
+from pipeline.compression.half import in_half
 from pipeline.compression.rebuild import load_model
-from pipeline.config import StaticConfig
+from pipeline.config import ExportConfig, StaticConfig
 from pipeline.data import open_dataset, preprocessing_of
 from pipeline.errors import PipelineError
 from pipeline.loader import Images, open_images
@@ -80,13 +81,7 @@ def export(context: Context) -> StageResult:
     for name in source.manifest.models:
         model = load_model(source, name)
         path = context.out / f"{name}.onnx"
-        metadata = {
-            "labels": json.dumps(dataset.labels),
-            "candidate": name,
-            "compress_key": source.manifest.key,
-            "train_key": source.manifest.parent or "",
-            "weights_sha256": source.manifest.files[f"{name}.safetensors"],
-        }
+        metadata = origin_of(name, source, labels=dataset.labels)
         if model.spec.int8:
             metadata |= {
                 "weight_bits": str(max(model.spec.int8.values())),
@@ -105,12 +100,64 @@ def export(context: Context) -> StageResult:
         metrics=metrics,
         report={"parity_max_difference": differences},
     )
-    if not recipe.static.enabled:
+    if HALF_OF in FORMS[recipe.export.provider]:
+        result = add_half(result, context.out, source, validation, labels=dataset.labels, config=recipe.export)
+    if not recipe.static.enabled or STATIC_OF not in FORMS[recipe.export.provider]:
         return result
     training = open_images(dataset.train, spec, cache=context.cache)
     images = training.batch(spread(dataset.train.labels, recipe.static.images))
     bits = recipe.compress.quantize.bits
     return add_static(result, context.out, images, validation, config=recipe.static, bits=bits)
+
+
+def origin_of(name: str, source: Artifact, *, labels: Sequence[str]) -> dict[str, str]:
+    """Return what the graph of candidate `name` says of itself: whose weights it holds, and from which artifacts."""
+    return {
+        "labels": json.dumps(labels),
+        "candidate": name,
+        "compress_key": source.manifest.key,
+        "train_key": source.manifest.parent or "",
+        "weights_sha256": source.manifest.files[f"{float_of(name)}.safetensors"],
+    }
+
+
+def add_half(
+    result: StageResult,
+    out: Path,
+    source: Artifact,
+    validation: Images,
+    *,
+    labels: Sequence[str],
+    config: ExportConfig,
+) -> StageResult:
+    """Write the float16 form of every float model and add it to the result; a note says what was not made.
+
+    Its answers, by the provider that will serve them, are compared with those of float32 PyTorch.
+    """
+    made: dict[str, float] = {}
+    notes: list[str] = list(result.report.get("notes", []))
+    for base, name in HALF_OF.items():
+        if base not in result.models:
+            continue
+        model, path = load_model(source, base), out / f"{name}.onnx"
+        try:
+            metadata = origin_of(name, source, labels=labels)
+            export_onnx(in_half(model), path, opset=config.opset, metadata=metadata)
+            required, provider = config.min_agreement, config.provider
+            worst = check_parity(model, path, validation, min_agreement=required, name=name, provider=provider)
+        except PipelineError as error:
+            path.unlink(missing_ok=True)
+            notes.append(f"there is no candidate {name}: {error}")
+            continue
+        made[name] = worst.agreement
+    return replace(
+        result,
+        models=result.models | {name: result.models[float_of(name)] for name in made},
+        metrics=result.metrics
+        | {f"{name}_parity_agreement": agreement for name, agreement in made.items()}
+        | {f"{name}_onnx_bytes": float((out / f"{name}.onnx").stat().st_size) for name in made},
+        report=result.report | {"notes": notes},
+    )
 
 
 def add_static(
@@ -188,12 +235,14 @@ def export_onnx(model: Classifier, path: Path, *, opset: int, metadata: dict[str
     path.write_bytes(graph.SerializeToString(deterministic=True))  # weights inside: a sidecar would not be packed
 
 
-def check_parity(model: Classifier, path: Path, images: Images, *, min_agreement: float, name: str) -> Parity:
+def check_parity(
+    model: Classifier, path: Path, images: Images, *, min_agreement: float, name: str, provider: str = "cpu"
+) -> Parity:
     """Compare PyTorch and ONNX Runtime on every image at batches of 1, 3 and 8; return the worst of the three.
 
     Raises `PipelineError` that names the images which differ most when fewer than `min_agreement` have the same top-1.
     """
-    session = open_session(path)
+    session = open_session(path, provider=provider)
     results: list[Parity] = []
     for size in PARITY_BATCHES:
         with _one_thread():

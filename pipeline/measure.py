@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK_S = 0.02  # CPU seconds of one timed block: well above the clock's and the scheduler's grain
+BLOCK_S = 0.02  # seconds of one timed block: well above the clock's and the scheduler's grain
 WARM_UP_CALLS = 3
 RESAMPLES = 2000
 
@@ -25,7 +25,7 @@ class Cost:
 
     @property
     def median_ms(self) -> float:
-        """Return the median CPU milliseconds of a call."""
+        """Return the median milliseconds of a call."""
         return float(np.median(self.rounds_ms))
 
     @property
@@ -45,20 +45,27 @@ class Ratio:
 
 
 def measure_interleaved(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, seed: int = 0
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    seed: int = 0,
+    clock: Callable[[], float] = time.process_time,
 ) -> dict[str, Cost]:
-    """Measure every contender in every round, in a random order within it. Warm-up calls are not counted."""
+    """Measure every contender in every round, in a random order within it. Warm-up calls are not counted.
+
+    `clock` returns seconds: CPU time, or `time.perf_counter` for calls that wait for a GPU.
+    """
     generator = np.random.default_rng(seed)
     first: dict[str, float] = {}
     calls: dict[str, int] = {}
     for name, call in contenders.items():
-        first[name] = _cpu_s(call, 1) * 1000
-        _cpu_s(call, WARM_UP_CALLS)
-        calls[name] = max(1, round(BLOCK_S / max(_cpu_s(call, WARM_UP_CALLS) / WARM_UP_CALLS, 1e-7)))
+        first[name] = _seconds(call, 1, clock) * 1000
+        _seconds(call, WARM_UP_CALLS, clock)
+        calls[name] = max(1, round(BLOCK_S / max(_seconds(call, WARM_UP_CALLS, clock) / WARM_UP_CALLS, 1e-7)))
     taken: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name in generator.permutation(list(contenders)):
-            taken[name].append(_cpu_s(contenders[name], calls[name]) / calls[name] * 1000)
+            taken[name].append(_seconds(contenders[name], calls[name], clock) / calls[name] * 1000)
     return {name: Cost(np.array(values), first[name]) for name, values in taken.items()}
 
 
@@ -70,8 +77,8 @@ def ratio(baseline: Cost, candidate: Cost, *, seed: int = 0) -> Ratio:
     return Ratio(float(np.median(pairs)), float(low), float(high))
 
 
-def _cpu_s(call: Callable[[], object], times: int) -> float:
-    start = time.process_time()
+def _seconds(call: Callable[[], object], times: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(times):
         call()
-    return time.process_time() - start
+    return clock() - start

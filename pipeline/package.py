@@ -45,11 +45,13 @@ def build_archive(
     golden: list[tuple[bytes, list[float]]],
     tolerance: float,
     provenance: dict[str, str],
+    provider: str = "cpu",
 ) -> Path:
     """Write `out`/`name`.mar, whole or not at all, and return its path.
 
-    `golden` pairs an encoded image with the probabilities [K] that the graph must give for it, within `tolerance`;
-    the archive has answered them once when it is returned. Raises `PipelineError`.
+    `golden` pairs an encoded image with the probabilities [K] that the graph must give for it, within `tolerance`, run
+    by `provider` (cpu, cuda or tensorrt); the archive has answered them once when it is returned. Raises
+    `PipelineError`.
     """
     validate_name(name, field="package.name")
     validate_name(version, field="package.version")
@@ -68,6 +70,7 @@ def build_archive(
             "preprocessing": preprocessing.to_json(),
             "tolerance": tolerance,
             "provenance": provenance,
+            "provider": provider,
             "files": {str(path.relative_to(contents)): sha256_file(path) for path in _files(contents)},
         }
         (contents / PACKAGE).write_text(_json(package))

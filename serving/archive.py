@@ -22,6 +22,7 @@ class ArchiveInfo:
     version: str
     graph_digest: str  # sha256 of the ONNX file, as in every answer
     digest: str  # sha256 of the `.mar`
+    provider: str = "cpu"  # what the graph was measured with: cpu, cuda or tensorrt
 
 
 def verify_archive(path: Path) -> ArchiveInfo:
@@ -66,7 +67,7 @@ def _verify(path: Path, archive: zipfile.ZipFile) -> ArchiveInfo:
         raise PackageError(f"{MANIFEST} names the handler {handler!r}, which is none of the files in {PACKAGE}")
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return ArchiveInfo(path, listing.name, listing.version, listing.files[GRAPH], digest)
+    return ArchiveInfo(path, listing.name, listing.version, listing.files[GRAPH], digest, listing.provider)
 
 
 def _repeated(names: list[str]) -> list[str]:

@@ -141,6 +141,19 @@ def sweep(run_dir: Path, *, replica: str | None = None) -> int:
     return total
 
 
+def require_gpus(provider: str, *, driver: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, or all, as CUDA names them; raises UserError for none."""
+    present = tuple(str(number) for number in range(len(list(driver.glob("*")))))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = tuple(word.strip() for word in visible.split(",") if word.strip()) if visible is not None else present
+    if not present or not gpus or gpus[0] == "-1":
+        raise UserError(
+            f"the archive was made for {provider}, but no NVIDIA GPU is visible here; make it again with "
+            "--export.provider cpu"
+        )
+    return gpus
+
+
 def clean_environment(run_dir: Path, **extra: str) -> dict[str, str]:
     """Return the environment of a stack's process: what programs need from ours, nothing that steers TorchServe.
 

@@ -71,7 +71,7 @@ def prepare(stack: Stack, replica: Replica) -> None:
 
 def start_jvm(stack: Stack, replica: Replica) -> subprocess.Popen[bytes]:
     """Start the JVM in the replica's own directory and process group of the launcher."""
-    threads = str(stack.topology.intra_op_threads)
+    threads, gpus = str(stack.topology.intra_op_threads), stack.model.gpus
     environment = host.clean_environment(
         stack.topology.run_dir,
         QUARTET_REPLICA=str(replica.index),
@@ -80,6 +80,7 @@ def start_jvm(stack: Stack, replica: Replica) -> subprocess.Popen[bytes]:
         OMP_NUM_THREADS=threads,
         MKL_NUM_THREADS=threads,
         OPENBLAS_NUM_THREADS=threads,
+        **({"CUDA_VISIBLE_DEVICES": gpus[replica.index % len(gpus)]} if gpus else {}),
     )
     command = torchserve.java_command(stack.java, replica, java_major=stack.java_major)
     return subprocess.Popen(command, cwd=replica.directory, env=environment, stdin=subprocess.DEVNULL)

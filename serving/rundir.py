@@ -27,6 +27,7 @@ class Model(Frozen):
     digest: str  # sha256 of the .mar file
     graph_digest: str  # sha256 of the ONNX file in it, which every answer carries
     archive: Path  # our copy, below the run directory
+    gpus: tuple[str, ...] = ()  # as CUDA names them, for the replicas in turn; none: the CPU
 
 
 class Stack(Frozen):

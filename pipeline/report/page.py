@@ -48,6 +48,7 @@ def render(report: dict[str, Any], *, title: str) -> str:
         longest=max((max(layer["us"], layer["dense_us"]) for layer in report["layers"]), default=1) or 1,
         folded=len(report["layers"]) > FOLDED,
         base=DENSE,
+        processor="CPU" if report["conditions"]["provider"] == "cpu" else "GPU",
     )
 
 

@@ -15,8 +15,9 @@ def print_report(report: dict[str, Any], *, page: Path) -> None:
     """Print the stage's report to stderr; `page` is where the long form of it lies."""
     console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
     where = report["conditions"]
+    processor = "one thread" if where["provider"] == "cpu" else where["provider"]
     console.print(
-        f"Candidates: batch {where['batch_size']}, one thread, {where['rounds']} rounds, {where['cpu']['name']}"
+        f"Candidates: batch {where['batch_size']}, {processor}, {where['rounds']} rounds, {where['cpu']['name']}"
     )
     console.print(table_of(report), soft_wrap=False)
     if any(row["speedup_high"] < 1 for row in report["candidates"]):
@@ -29,7 +30,8 @@ def print_report(report: dict[str, Any], *, page: Path) -> None:
 def table_of(report: dict[str, Any]) -> Table:
     """Return the table: an arrow before what ships, a mark before what is slower than fp32."""
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    for heading in ("candidate", "val top-1", "CPU ms/image", "speed-up (95 %)", "kB"):
+    processor = "CPU" if report["conditions"]["provider"] == "cpu" else "GPU"
+    for heading in ("candidate", "val top-1", f"{processor} ms/image", "speed-up (95 %)", "kB"):
         table.add_column(heading, justify="left" if heading == "candidate" else "right", no_wrap=True)
     for row in report["candidates"]:
         ships, slower = row["name"] == report["choice"]["name"], row["speedup_high"] < 1

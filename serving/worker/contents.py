@@ -8,6 +8,12 @@ SCHEMA = 1
 PACKAGE = "package.json"  # lists every other file with its sha256
 GRAPH = "model.onnx"
 GOLDEN = "golden.json"
+# What runs the graph, in the order in which ONNX Runtime asks them; the CPU takes what none of them does.
+PROVIDERS: dict[str, tuple[str, ...]] = {
+    "cpu": (),
+    "cuda": ("CUDAExecutionProvider",),
+    "tensorrt": ("TensorrtExecutionProvider", "CUDAExecutionProvider"),
+}
 
 
 class PackageError(Exception):
@@ -21,6 +27,7 @@ class Listing:
     name: str
     version: str
     files: Mapping[str, str]  # path in the archive -> sha256
+    provider: str  # what the graph was measured with: cpu, cuda or tensorrt
 
 
 def read_listing(package: Any) -> Listing:
@@ -29,9 +36,13 @@ def read_listing(package: Any) -> Listing:
         schema = package.get("schema") if isinstance(package, dict) else None
         raise PackageError(f"{PACKAGE} has schema {schema!r}, schema {SCHEMA} is needed")
     try:
-        listing = Listing(str(package["name"]), str(package["version"]), dict(package["files"]))
+        listing = Listing(
+            str(package["name"]), str(package["version"]), dict(package["files"]), str(package.get("provider", "cpu"))
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise PackageError(f"{PACKAGE} lacks name, version or files") from error
     if missing := {GRAPH, GOLDEN} - listing.files.keys():
         raise PackageError(f"{PACKAGE} does not list {', '.join(sorted(missing))}")
+    if listing.provider not in PROVIDERS:
+        raise PackageError(f"{PACKAGE} has provider {listing.provider!r}, one of {', '.join(PROVIDERS)} is needed")
     return listing

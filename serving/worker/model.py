@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from .contents import GOLDEN, GRAPH, PACKAGE, PackageError, read_listing
+from .contents import GOLDEN, GRAPH, PACKAGE, PROVIDERS, PackageError, read_listing
 from .cpu import mismatch
 from .preprocess import BadImage, Pixels, Preprocessing, decode
 
@@ -53,7 +53,7 @@ class Model:
 
 
 def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
-    """Check and open the archive unpacked in `directory`, on the CPU with one thread or on GPU `gpu_id`.
+    """Check and open the archive unpacked in `directory` with the provider it was measured with, on GPU `gpu_id` or 0.
 
     Raises PackageError when a file is missing, changed or unlisted code, when the graph cannot be opened as asked, or
     when a golden image, alone or in a batch with the others, gets another answer than the packed one. Logs a line
@@ -68,7 +68,7 @@ def load_model(directory: Path, *, gpu_id: int | None = None) -> Model:
         digest=digests[GRAPH],
         labels=tuple(package["labels"]),
         preprocessing=Preprocessing.from_json(package["preprocessing"]),
-        session=open_session(directory / GRAPH, gpu_id=gpu_id),
+        session=open_session(directory / GRAPH, provider=listing.provider, gpu_id=gpu_id),
     )
     if found := mismatch(model.session.get_modelmeta().custom_metadata_map):
         logger.log(logging.WARNING if found[0] else logging.INFO, "%s", found[1])
@@ -94,23 +94,28 @@ def check_files(directory: Path, expected: Mapping[str, str]) -> dict[str, str]:
     return digests
 
 
-def open_session(graph: Path, *, gpu_id: int | None) -> onnxruntime.InferenceSession:
-    """Open `graph` with one thread that does not spin; raises PackageError when it or the GPU cannot be used."""
+def open_session(graph: Path, *, provider: str = "cpu", gpu_id: int | None = None) -> onnxruntime.InferenceSession:
+    """Open `graph` with one thread that does not spin; raises PackageError when it or the provider cannot be used."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if gpu_id is not None:
+    wanted = PROVIDERS[provider]
+    providers: list[Any] = [*((name, {"device_id": gpu_id or 0}) for name in wanted), "CPUExecutionProvider"]
+    if wanted:
         onnxruntime.preload_dlls()
-        providers.insert(0, ("CUDAExecutionProvider", {"device_id": gpu_id}))
+    # Of float16 weights that no GPU takes, this optimizer makes a crash instead of the error below (ONNX Runtime 1.31).
+    without = ["NchwcTransformer"] if provider != "cpu" else []
     try:
-        session = onnxruntime.InferenceSession(str(graph), options, providers=providers)
+        session = onnxruntime.InferenceSession(str(graph), options, providers=providers, disabled_optimizers=without)
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise PackageError(f"{GRAPH} cannot be opened: {_one_line(error)}") from error
-    # ONNX Runtime only warns when CUDA cannot be loaded.
-    if gpu_id is not None and "CUDAExecutionProvider" not in session.get_providers():
-        raise PackageError(f"GPU {gpu_id} was asked for, but CUDA cannot be used; only {session.get_providers()}")
+    # ONNX Runtime only warns when a provider cannot be loaded, and takes the next one.
+    if missing := [name for name in wanted[:1] if name not in session.get_providers()]:
+        raise PackageError(
+            f"{provider} was asked for, but {missing[0]} cannot be used on GPU {gpu_id or 0}; only "
+            f"{', '.join(session.get_providers())}"
+        )
     return session
 
 

@@ -44,6 +44,21 @@ def run(root: Path, *overrides: str, force: bool = False) -> list[Any]:
     return materialize("second", load_recipe("digits", overrides), root=root, force=force)
 
 
+def test_provider_that_does_not_load_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(provider: str) -> None:
+        raise PipelineError(f"no {provider}")
+
+    monkeypatch.setattr("pipeline.session.require_provider", refuse)
+    monkeypatch.setattr(chain, "CHAIN", (stand_in("first", "data"), stand_in("second", "export")))
+    with pytest.raises(PipelineError, match="no cuda"):
+        run(tmp_path, "--export.provider=cuda")
+    assert ran == []
+    run(tmp_path)
+    assert ran == ["first", "second"]
+
+
 def test_stages_run_in_order_and_once(tmp_path: Path) -> None:
     assert run(tmp_path)[-1].file("b.txt").read_text() == "ab"
     run(tmp_path)

@@ -1,5 +1,6 @@
 """The cheapest candidate within the budget ships, never one that is slower than fp32; test images only confirm."""
 
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from pipeline.config import Recipe
 from pipeline.data import Arrays, DataSet, Split
 from pipeline.errors import PipelineError
 from pipeline.evaluate import Candidate
+from pipeline.measure import measure_interleaved
+from pipeline.report.table import table_of
 from pipeline.stage import Context
+from serving.worker.contents import PROVIDERS
 from tests.pipeline.rows import DENSE, SIX, TEST, report, row
 
 SIDE = 8
@@ -159,16 +163,21 @@ def exported(folder: Path) -> Artifact:
     def work(out: Path) -> StageResult:
         (out / "fp32.onnx").write_bytes(graph(heavy=HEAVY, corner=0))
         (out / "pruned.onnx").write_bytes(graph(heavy=0, corner=1000))
-        return StageResult(data={}, models={"fp32": {}, "pruned": {}}, report={"notes": ["no candidate static"]})
+        (out / "dynamic.onnx").write_bytes(graph(heavy=2 * HEAVY, corner=0))
+        models: dict[str, dict[str, Any]] = {"fp32": {}, "pruned": {}, "dynamic": {}}
+        return StageResult(data={}, models=models, report={"notes": ["no candidate static"]})
 
     facts: dict[str, Any] = {"source": "", "config": {}, "parent": None, "versions": {}, "data": {}}
     return publish(folder, stage="export", facts=facts, work=work)
 
 
-def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, *, test: Split, force: str | None = None) -> StageResult:
+def chosen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, test: Split, force: str | None = None, provider: str = "cpu"
+) -> StageResult:
     dataset = DataSet(("dark", "bright"), train=split(corner=0), val=split(corner=0), test=test)
     monkeypatch.setattr(pipeline.choose, "open_dataset", lambda _config, *, cache: dataset)
-    recipe = Recipe.model_validate(RECIPE | {"choose": {"rounds": 5, "force": force}})
+    changed = {"choose": {"rounds": 5, "force": force}, "export": {"provider": provider}}
+    recipe = Recipe.model_validate(RECIPE | changed)
     out = folder / "out"
     out.mkdir()
     return choose(Context(recipe, exported(folder), out, folder / "resume", folder / "cache", folder / "telemetry"))
@@ -210,6 +219,7 @@ def test_stage_publishes_one_model_and_a_page(tmp_path: Path, monkeypatch: pytes
     assert result.metrics == {
         "fp32_val_top1": 1.0,
         "pruned_val_top1": 1.0,
+        "dynamic_val_top1": 1.0,
         "fp32_test_top1": 1.0,
         "pruned_test_top1": 1.0,
     }
@@ -227,3 +237,35 @@ def test_stage_publishes_one_model_and_a_page(tmp_path: Path, monkeypatch: pytes
 def test_forcing_what_is_no_candidate_names_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PipelineError, match="'int4' is no candidate; use one of fp32, pruned"):
         chosen(tmp_path, monkeypatch, test=split(corner=0), force="int4")
+
+
+def test_on_a_gpu_what_it_has_no_kernels_for_is_left_out_and_time_is_the_clocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the GPU: the CPU under its name."""
+    monkeypatch.setitem(PROVIDERS, "cuda", ())
+    clocks: list[object] = []
+    measured = measure_interleaved
+
+    def measure(*args: Any, clock: Any, **options: Any) -> Any:
+        clocks.append(clock)
+        return measured(*args, clock=clock, **options)
+
+    monkeypatch.setattr("pipeline.evaluate.measure_interleaved", measure)
+    report = chosen(tmp_path, monkeypatch, test=split(corner=0), provider="cuda").report
+    assert {row["name"] for row in report["candidates"]} == {"fp32", "pruned"}
+    assert report["earlier_notes"][-1] == "there is no candidate dynamic: cuda has no kernels for it"
+    assert report["conditions"]["provider"] == "cuda"
+    assert report["conditions"]["clock"].startswith("wall time until the GPU's answer is back; rounds of 20 ms")
+    assert set(clocks) == {time.perf_counter}
+    assert report["operators"]["fp32"]["MatMul"] == HEAVY
+    page = (tmp_path / "out" / "report" / "report.html").read_text()
+    assert "GPU time per image" in page
+    assert "As they are in the files." in page
+    assert "GPU ms/image" in str([column.header for column in table_of(report).columns])
+
+
+def test_on_the_cpu_every_candidate_is_measured_in_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = chosen(tmp_path, monkeypatch, test=split(corner=0)).report
+    assert {row["name"] for row in report["candidates"]} == {"fp32", "pruned", "dynamic"}
+    assert report["conditions"]["clock"].startswith("process CPU time; ")

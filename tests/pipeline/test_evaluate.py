@@ -43,7 +43,9 @@ class Noise:
     def __init__(self, spread: float) -> None:
         self.spread, self.series = spread, 0
 
-    def __call__(self, calls: Mapping[str, Callable[[], object]], *, rounds: int, seed: int) -> dict[str, Cost]:
+    def __call__(
+        self, calls: Mapping[str, Callable[[], object]], *, rounds: int, seed: int, clock: object
+    ) -> dict[str, Cost]:
         self.series += 1
         draw = np.random.default_rng(seed).normal(0, self.spread, (2, rounds))
         steady = {"fp32": 1.0, "pruned": 0.8}
@@ -56,7 +58,7 @@ def test_noisy_machine_gets_more_rounds_and_a_quiet_one_does_not(
 ) -> None:
     noise = Noise(spread)
     monkeypatch.setattr(pipeline.evaluate, "measure_interleaved", noise)
-    monkeypatch.setattr(pipeline.evaluate, "open_session", lambda path: path)
+    monkeypatch.setattr(pipeline.evaluate, "open_session", lambda path, *, provider: path)
     monkeypatch.setattr(pipeline.evaluate, "right_answers", lambda *_: np.ones(4))
     monkeypatch.setattr(pipeline.evaluate, "count_parameters", lambda _: (1, 1))
     graphs = {name: tmp_path / name for name in ("pruned", "fp32")}

@@ -1,6 +1,7 @@
 """What is exported is what was trained: parity is checked, and a wrong graph fails it."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,14 +10,16 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from pipeline.artifact import StageResult
-from pipeline.config import StaticConfig
+from pipeline.artifact import StageResult, publish
+from pipeline.compression.half import in_half
+from pipeline.config import ExportConfig, StaticConfig
 from pipeline.data import Arrays, Split
 from pipeline.errors import PipelineError
-from pipeline.export import add_static, check_parity, compare, export_onnx
+from pipeline.export import add_half, add_static, check_parity, compare, export_onnx
 from pipeline.loader import Images, open_images
-from pipeline.models import Classifier, ModelSpec, build
+from pipeline.models import Classifier, ModelSpec, build, save_weights
 from pipeline.session import open_session, probabilities
+from serving.worker.contents import PROVIDERS
 from serving.worker.preprocess import Preprocessing
 
 
@@ -32,8 +35,8 @@ def spec_of(name: str = "lenet", *, channels: int = 1, size: int = 16) -> ModelS
     )
 
 
-def network(name: str = "lenet") -> Classifier:
-    torch.manual_seed(0)
+def network(name: str = "lenet", *, seed: int = 0) -> Classifier:
+    torch.manual_seed(seed)
     return build(spec_of(name))
 
 
@@ -200,6 +203,44 @@ def test_every_float_graph_gets_a_static_candidate(tmp_path: Path, images: Image
     assert result.data["static"]["static"]["static_weight_bits"] == "7"
     assert result.metrics["static_onnx_bytes"] == (tmp_path / "static.onnx").stat().st_size
     assert result.report["static"]["static"]["trial"]["agreement"] == result.metrics["static_agreement"]
+
+
+def with_half(folder: Path, images: Images, monkeypatch: pytest.MonkeyPatch, *, agreement: float) -> StageResult:
+    """Add the float16 form of a published model; the CPU stands in for the GPU under its name."""
+    monkeypatch.setitem(PROVIDERS, "cuda", ())
+    model = network()
+
+    def work(out: Path) -> StageResult:
+        save_weights(model, out / "pruned.safetensors")
+        return StageResult(data={}, models={"pruned": model.spec.model_dump(mode="json")})
+
+    facts: dict[str, Any] = {"source": "", "config": {}, "parent": None, "versions": {}, "data": {}}
+    source = publish(folder / "made", stage="compress", facts=facts, work=work)
+    result = StageResult(data={}, models=source.manifest.models, report={"notes": ["first"]})
+    config = ExportConfig(provider="cuda", min_agreement=agreement)
+    return add_half(result, folder, source, images, labels=["a"], config=config)
+
+
+def test_float_model_gets_a_float16_candidate_for_a_gpu(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = with_half(tmp_path, images, monkeypatch, agreement=0.9)
+    assert list(result.models) == ["pruned", "pruned-fp16"]
+    assert result.metrics["pruned-fp16_parity_agreement"] >= 0.9
+    assert result.metrics["pruned-fp16_onnx_bytes"] == (tmp_path / "pruned-fp16.onnx").stat().st_size
+    metadata = {p.key: p.value for p in onnx.load(tmp_path / "pruned-fp16.onnx").metadata_props}
+    assert (metadata["candidate"], metadata["labels"]) == ("pruned-fp16", '["a"]')
+    assert result.report["notes"] == ["first"]
+
+
+def test_float16_candidate_that_answers_otherwise_is_a_note_and_no_failure(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.export.in_half", lambda model: in_half(network(seed=1)))
+    result = with_half(tmp_path, images, monkeypatch, agreement=1.0)
+    assert list(result.models) == ["pruned"]
+    assert result.report["notes"][1].startswith("there is no candidate pruned-fp16: candidate pruned-fp16: the ONNX")
+    assert not (tmp_path / "pruned-fp16.onnx").exists()
 
 
 def test_static_candidate_answers_like_its_float_graph(tmp_path: Path, images: Images) -> None:

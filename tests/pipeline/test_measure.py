@@ -1,5 +1,7 @@
 """Costs are paired by round, and a ratio comes with an interval."""
 
+import time
+
 import numpy as np
 
 from pipeline.measure import Cost, measure_interleaved, ratio
@@ -18,6 +20,17 @@ def test_every_contender_has_a_value_for_every_round() -> None:
     costs = measure_interleaved({"a": lambda: spin(10), "b": lambda: spin(10)}, rounds=4)
     assert [len(cost.rounds_ms) for cost in costs.values()] == [4, 4]
     assert all(cost.first_call_ms > 0 for cost in costs.values())
+
+
+def test_clock_decides_what_is_measured() -> None:
+    """A call that waits for a GPU costs no CPU time; here it waits for nothing."""
+
+    def wait() -> None:
+        time.sleep(0.01)
+
+    (waited,) = measure_interleaved({"wait": wait}, rounds=2, clock=time.perf_counter).values()
+    assert waited.median_ms >= 10
+    assert waited.first_call_ms >= 10
 
 
 def test_ratio_is_paired_so_that_a_slow_machine_cancels() -> None:

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from pipeline.session import open_session, probabilities
+from pipeline.errors import PipelineError
+from pipeline.machine import gpu_names
+from pipeline.session import open_session, probabilities, require_provider
 from tests.colour import LABELS, colour_onnx
 
 
@@ -21,3 +24,14 @@ def test_answers_are_probabilities_for_every_image(tmp_path: Path) -> None:
     images[1, :, :, 0] = 255
     answers = probabilities(open_session(tmp_path / "colour.onnx"), images)
     assert [LABELS[k] for k in answers.argmax(1)] == ["black", "red", "black"]
+
+
+def test_provider_of_this_machine_loads() -> None:
+    require_provider("cpu")
+
+
+@pytest.mark.skipif(bool(gpu_names()), reason="needs a machine without an NVIDIA GPU")
+@pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
+def test_provider_that_does_not_load_is_named_with_the_remedy(provider: str) -> None:
+    with pytest.raises(PipelineError, match=rf"^export\.provider = '{provider}' does not load here: .* --export\.prov"):
+        require_provider(provider)

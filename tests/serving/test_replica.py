@@ -41,6 +41,23 @@ def test_every_start_begins_with_fresh_temporary_files_and_the_archive(stack: St
     assert (first.store / "digits.mar").read_bytes() == b"archive"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "index", "seen"), [((), 0, "unset"), (("4", "7"), 0, "4"), (("4", "7"), 1, "7"), (("4", "7"), 2, "4")]
+)
+def test_replicas_take_the_gpus_in_turn(
+    tmp_path: Path, stack: Stack, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], index: int, seen: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    command = ["/bin/sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset} > seen"]
+    monkeypatch.setattr(torchserve, "java_command", lambda *_, **__: command)
+    topology = plan(run_dir=tmp_path, port=8080, replicas=3, workers=3)
+    one = topology.replicas[index]
+    one.directory.mkdir(exist_ok=True)
+    chosen = stack.model_copy(update={"topology": topology, "model": stack.model.model_copy(update={"gpus": gpus})})
+    assert replica.start_jvm(chosen, one).wait() == 0
+    assert (one.directory / "seen").read_text() == f"{seen}\n"
+
+
 def test_logs_of_the_run_before_are_kept_apart(stack: Stack) -> None:
     first = stack.topology.replicas[0]
     first.logs.mkdir()

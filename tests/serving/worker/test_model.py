@@ -172,7 +172,7 @@ def test_a_damaged_graph_is_one_line(directory: Path) -> None:
 
 
 def test_a_session_has_one_thread_that_does_not_spin(packed: Path) -> None:
-    options = open_session(packed / "model.onnx", gpu_id=None).get_session_options()
+    options = open_session(packed / "model.onnx").get_session_options()
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (1, 1)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
 
@@ -182,27 +182,57 @@ class SessionWithoutCuda:
 
     asked: object = None
 
-    def __init__(self, _path: str, _options: object, *, providers: list[Any]) -> None:
+    def __init__(self, _path: str, _options: object, *, providers: list[Any], **_more: object) -> None:
         SessionWithoutCuda.asked = providers
 
     def get_providers(self) -> list[str]:
         return ["CPUExecutionProvider"]
 
 
-def test_a_gpu_that_cannot_be_used_is_refused(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("provider", "names"),
+    [
+        ("cuda", ["CUDAExecutionProvider"]),
+        ("tensorrt", ["TensorrtExecutionProvider", "CUDAExecutionProvider"]),
+    ],
+)
+def test_a_provider_that_does_not_load_is_refused(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, provider: str, names: list[str]
+) -> None:
     preloaded: list[bool] = []
     monkeypatch.setattr(onnxruntime, "InferenceSession", SessionWithoutCuda)
     monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: preloaded.append(True))
-    with pytest.raises(PackageError, match="GPU 1 was asked for, but CUDA cannot be used"):
-        open_session(packed / "model.onnx", gpu_id=1)
-    assert SessionWithoutCuda.asked == [("CUDAExecutionProvider", {"device_id": 1}), "CPUExecutionProvider"]
+    message = f"{provider} was asked for, but {names[0]} cannot be used on GPU 1; only CPUExecutionProvider"
+    with pytest.raises(PackageError, match=message):
+        open_session(packed / "model.onnx", provider=provider, gpu_id=1)
+    assert SessionWithoutCuda.asked == [*((name, {"device_id": 1}) for name in names), "CPUExecutionProvider"]
     assert preloaded == [True]
 
 
-def test_without_a_gpu_id_only_the_cpu_is_asked_for(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gpu_id", [None, 0])
+def test_a_graph_for_the_cpu_asks_for_nothing_else(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, gpu_id: int | None
+) -> None:
+    """Also where TorchServe assigns a GPU: what was measured on the CPU is served there."""
     monkeypatch.setattr(onnxruntime, "InferenceSession", SessionWithoutCuda)
-    open_session(packed / "model.onnx", gpu_id=None)
+    open_session(packed / "model.onnx", gpu_id=gpu_id)
     assert SessionWithoutCuda.asked == ["CPUExecutionProvider"]
+
+
+def test_a_package_is_opened_with_the_provider_that_it_names(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = json.loads((directory / "package.json").read_text())
+    (directory / "package.json").write_text(json.dumps(package | {"provider": "tensorrt"}))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", SessionWithoutCuda)
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None)
+    with pytest.raises(PackageError, match="tensorrt was asked for"):
+        load_model(directory, gpu_id=0)
+
+
+def test_a_package_with_a_provider_that_nobody_knows_is_refused(directory: Path) -> None:
+    package = json.loads((directory / "package.json").read_text())
+    (directory / "package.json").write_text(json.dumps(package | {"provider": "tpu"}))
+    with pytest.raises(PackageError, match="provider 'tpu', one of cpu, cuda, tensorrt is needed"):
+        load_model(directory)
 
 
 def test_a_large_batch_is_run_in_parts_of_bounded_size(packed: Path) -> None:
