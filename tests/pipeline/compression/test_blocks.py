@@ -15,8 +15,8 @@ from pipeline.compression.recover import Splits
 from pipeline.errors import PipelineError
 from pipeline.models import Classifier
 from pipeline.training.group import Group
-from tests.pipeline.compression.conftest import SIZE
 from tests.pipeline.compression.networks import HERE, random_model
+from tests.pipeline.stripes import SIZE
 
 
 def model() -> Classifier:

@@ -1,14 +1,11 @@
 """The dynamic candidate: which layers, how it is kept, and answers that no batch-mate changes."""
 
-import os
-import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.compression import dynamic
@@ -26,17 +23,6 @@ SPEC = ModelSpec(
 BLOCK = "encoder.layers.encoder_layer_0"
 LAYERS = [f"{BLOCK}.self_attention.in_proj", f"{BLOCK}.self_attention.out_proj", f"{BLOCK}.mlp.0", f"{BLOCK}.mlp.3"]
 NEIGHBOURS = (0.0, 1.0, 1e6)
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield Group(0, 1, torch.device("cpu"))
-    dist.destroy_process_group()
 
 
 def gains_of(figures: dict[Shape, float], monkeypatch: pytest.MonkeyPatch) -> None:

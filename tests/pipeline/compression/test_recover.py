@@ -22,8 +22,8 @@ from pipeline.models import Classifier, ModelSpec
 from pipeline.stage import Context
 from pipeline.training.group import Group
 from pipeline.training.loop import fit
-from tests.pipeline.compression.conftest import SIZE
 from tests.pipeline.compression.networks import random_model
+from tests.pipeline.stripes import SIZE
 
 
 def recipe(**prune: object) -> Recipe:

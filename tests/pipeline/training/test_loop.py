@@ -3,48 +3,26 @@
 import json
 import multiprocessing
 import os
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.data import Arrays, Split
 from pipeline.errors import PipelineError
-from pipeline.loader import Images, Sampling, open_images
+from pipeline.loader import Images, Sampling
 from pipeline.models import Classifier, ModelSpec, build
 from pipeline.training.checkpoint import latest_step
 from pipeline.training.group import Group, average_buffers
 from pipeline.training.loop import LabelObjective, Schedule, evaluate, fit
 from pipeline.training.optim import build_optimizer
 from pipeline.training.parallel import DataParallel
-from serving.worker.preprocess import Preprocessing
-
-SIZE = 16
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[Group]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield Group(0, 1, torch.device("cpu"))
-    dist.destroy_process_group()
+from tests.pipeline.stripes import SIZE, stripes
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> Images:
-    """40 images of two classes: dark and bright."""
-    labels = np.arange(40) % 2
-    noise = np.random.default_rng(0).integers(0, 60, (40, SIZE, SIZE))
-    pixels = (noise + 150 * labels[:, None, None]).astype(np.uint8)
-    split = Split(Arrays(pixels), np.arange(40), labels.astype(np.int64), "stripes")
-    return open_images(split, Preprocessing(height=SIZE, width=SIZE, channels=1, resize=SIZE), cache=tmp_path)
+    return stripes(40, cache=tmp_path)
 
 
 def network(dropout: float = 0.0, name: str = "lenet") -> Classifier:
