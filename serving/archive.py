@@ -22,6 +22,8 @@ class ArchiveInfo:
     version: str
     graph_digest: str  # sha256 of the ONNX file, as in every answer
     digest: str  # sha256 of the `.mar`
+    image_shape: tuple[int, int, int] = (0, 0, 0)  # height, width, channels of the pixels that the graph takes
+    classes: int = 0
     provider: str = "cpu"  # what the graph was measured with: cpu, cuda or tensorrt
 
 
@@ -67,7 +69,16 @@ def _verify(path: Path, archive: zipfile.ZipFile) -> ArchiveInfo:
         raise PackageError(f"{MANIFEST} names the handler {handler!r}, which is none of the files in {PACKAGE}")
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return ArchiveInfo(path, listing.name, listing.version, listing.files[GRAPH], digest, listing.provider)
+    return ArchiveInfo(
+        path=path,
+        name=listing.name,
+        version=listing.version,
+        graph_digest=listing.files[GRAPH],
+        digest=digest,
+        image_shape=listing.image_shape,
+        classes=listing.classes,
+        provider=listing.provider,
+    )
 
 
 def _repeated(names: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,17 +59,50 @@ def error_file(status: int) -> str:
     )
 
 
-def too_large_body(topology: Topology) -> str:
-    """Return the body of the 413 that states the limit."""
-    return error_body(ERRORS[413][0], f"the body is larger than the limit of {topology.limits.body_bytes} bytes")
+class Answer(NamedTuple):
+    """One of the balancer's own answers, quoted for its configuration, in both shapes of an error."""
+
+    status: int
+    body: str
+    infer: str  # on the paths of the Open Inference Protocol, which wants {"error": message}
+
+
+def answer(status: int, message: str, *, code: str = "") -> Answer:
+    """Return the answer with the status's own code, or with another one."""
+    body, infer = error_body(code or ERRORS[status][0], message), json.dumps({"error": message})
+    return Answer(status, shlex.quote(body), shlex.quote(infer))
+
+
+def too_large_message(topology: Topology) -> str:
+    """Return what the 413 says: it states the limit."""
+    return f"the body is larger than the limit of {topology.limits.body_bytes} bytes"
+
+
+def v2_bases(model: Model) -> tuple[str, str]:
+    """Return the two paths of the model in the Open Inference Protocol: without its version and with it."""
+    return f"/v2/models/{model.name}", f"/v2/models/{model.name}/versions/{model.version}"
+
+
+def v2_metadata(model: Model) -> dict[str, object]:
+    """Return what the Open Inference Protocol tells about the model; -1 stands for any number of images."""
+    return {
+        "name": model.name,
+        "versions": [model.version],
+        "platform": "onnxruntime_onnx",
+        "inputs": [
+            {"name": "images", "datatype": "UINT8", "shape": [-1, *model.image_shape]},
+            {"name": "image", "datatype": "BYTES", "shape": [-1]},
+        ],
+        "outputs": [
+            {"name": "probabilities", "datatype": "FP32", "shape": [-1, model.classes]},
+            {"name": "label", "datatype": "BYTES", "shape": [-1]},
+        ],
+    }
 
 
 def config(topology: Topology, model: Model) -> str:
     """Return haproxy.cfg."""
-
-    def text(status: int, message: str, *, code: str = "") -> str:
-        return shlex.quote(error_body(code or ERRORS[status][0], message))
-
+    server = {"name": "quartet", "version": version("quartet"), "extensions": ["binary_tensor_data", "classification"]}
     return render(
         "haproxy.cfg.j2",
         topology=topology,
@@ -79,13 +113,16 @@ def config(topology: Topology, model: Model) -> str:
         resend_bytes=RESEND_BYTES,
         error_statuses=sorted(ERRORS),
         ms=lambda seconds: f"{round(seconds * 1000)}ms",
-        unknown_path=text(404, f"not found; there are /predictions/{model.name}, /healthz and /readyz"),
-        only_get=text(405, "this path answers GET and HEAD"),
-        only_post=text(405, "send the image with POST or PUT"),
-        not_ready=text(503, "no replica is ready; try again later", code="not_ready"),
-        too_large=shlex.quote(too_large_body(topology)),
-        overloaded=text(503, "there is no room for this request now; try again later", code="overloaded"),
-        worker_lost=text(
+        v2_models=v2_bases(model),
+        v2_server=shlex.quote(json.dumps(server)),
+        v2_model=shlex.quote(json.dumps(v2_metadata(model))),
+        unknown_path=answer(404, f"not found; there are /predictions/{model.name}, /healthz, /readyz and /v2"),
+        only_get=answer(405, "this path answers GET and HEAD"),
+        only_post=answer(405, "send the image with POST"),
+        not_ready=answer(503, "no replica is ready; try again later", code="not_ready"),
+        too_large=answer(413, too_large_message(topology)),
+        overloaded=answer(503, "there is no room for this request now; try again later", code="overloaded"),
+        worker_lost=answer(
             503, "the worker died or took too long; sending the request again is safe", code="worker_lost"
         ),
     )
@@ -117,7 +154,13 @@ def write(topology: Topology, model: Model, *, binary: Path) -> None:
     for status in ERRORS:
         (folder / f"{status}.http").write_text(error_file(status), newline="")
     (topology.run_dir / "server-state").write_text(server_state(topology))
-    refusal = render("refuse.lua.j2", body_bytes=topology.limits.body_bytes, too_large=too_large_body(topology))
+    message = too_large_message(topology)
+    refusal = render(
+        "refuse.lua.j2",
+        body_bytes=topology.limits.body_bytes,
+        too_large=error_body(ERRORS[413][0], message),
+        too_large_infer=json.dumps({"error": message}),
+    )
     (topology.run_dir / "refuse.lua").write_text(refusal)
     path = topology.run_dir / "haproxy.cfg"
     path.write_text(config(topology, model))

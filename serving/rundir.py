@@ -27,6 +27,8 @@ class Model(Frozen):
     digest: str  # sha256 of the .mar file
     graph_digest: str  # sha256 of the ONNX file in it, which every answer carries
     archive: Path  # our copy, below the run directory
+    image_shape: tuple[int, int, int] = (0, 0, 0)  # height, width, channels of the pixels that the graph takes
+    classes: int = 0
     gpus: tuple[str, ...] = ()  # as CUDA names them, for the replicas in turn; none: the CPU
 
 

@@ -112,6 +112,8 @@ def _describe(archive: ArchiveInfo, *, run_dir: Path, port: int, options: Option
             digest=archive.digest,
             graph_digest=archive.graph_digest,
             archive=run_dir / "archives" / f"{archive.name}.mar",
+            image_shape=archive.image_shape,
+            classes=archive.classes,
             gpus=() if archive.provider == "cpu" else host.require_gpus(archive.provider),
         ),
         java=java,

@@ -27,6 +27,8 @@ class Listing:
     name: str
     version: str
     files: Mapping[str, str]  # path in the archive -> sha256
+    image_shape: tuple[int, int, int]  # height, width, channels
+    classes: int
     provider: str  # what the graph was measured with: cpu, cuda or tensorrt
 
 
@@ -36,11 +38,17 @@ def read_listing(package: Any) -> Listing:
         schema = package.get("schema") if isinstance(package, dict) else None
         raise PackageError(f"{PACKAGE} has schema {schema!r}, schema {SCHEMA} is needed")
     try:
+        size = package["preprocessing"]
         listing = Listing(
-            str(package["name"]), str(package["version"]), dict(package["files"]), str(package.get("provider", "cpu"))
+            name=str(package["name"]),
+            version=str(package["version"]),
+            files=dict(package["files"]),
+            image_shape=(int(size["height"]), int(size["width"]), int(size["channels"])),
+            classes=len(package["labels"]),
+            provider=str(package.get("provider", "cpu")),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise PackageError(f"{PACKAGE} lacks name, version or files") from error
+        raise PackageError(f"{PACKAGE} lacks name, version, files, labels or preprocessing") from error
     if missing := {GRAPH, GOLDEN} - listing.files.keys():
         raise PackageError(f"{PACKAGE} does not list {', '.join(sorted(missing))}")
     if listing.provider not in PROVIDERS:

@@ -11,13 +11,29 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .infer import InferRequest, answer_infer, infer_error, read_infer
 from .model import Model, Probabilities, load_model
 from .preprocess import BadImage, Pixels
-from .protocol import JSON_TYPE, Refused, Request, answer_bytes, error_bytes, read_request, refuse_image
+from .protocol import (
+    JSON_TYPE,
+    MAX_DECODED_BYTES,
+    Refused,
+    Request,
+    answer_bytes,
+    error_bytes,
+    inflate,
+    read_request,
+    refuse_image,
+)
 
 logger = logging.getLogger(__name__)
 
-TOP_K_HEADER = "x-top-k"  # set by the balancer from the query
+# Set by the balancer, which takes away whatever a client sends under these names.
+TOP_K_HEADER = "x-top-k"  # from the query
+LIMIT_HEADER = "x-body-limit"  # in bytes, beside a Content-Encoding
+INFER_HEADER = "x-infer"  # Open Inference Protocol: the length of the JSON, or "json" when all of the body is JSON
+INFER_LENGTH = "inference-header-content-length"
+BINARY_TYPE = "application/octet-stream"
 
 
 class Context(Protocol):
@@ -33,6 +49,9 @@ class Context(Protocol):
     def set_response_content_type(self, idx: int, value: str) -> None:
         """Set the type of the answer of row `idx`."""
 
+    def set_response_header(self, idx: int, key: str, value: str) -> None:
+        """Set a header of the answer of row `idx`."""
+
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
         """Set the status of the answer of row `idx`."""
 
@@ -41,9 +60,19 @@ class Context(Protocol):
 class Job:
     """One row on its way: what it asks for, its decoded images, or why it is refused."""
 
-    request: Request | None = None
+    request: Request | InferRequest | None = None
     images: list[Pixels] = field(default_factory=list)
     refused: Refused | None = None
+    infer: bool = False  # by the Open Inference Protocol
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back for one row. `json_length`: that many bytes of the body are JSON, and tensors follow."""
+
+    status: int
+    body: bytes
+    json_length: int | None = None
 
 
 class Handler:
@@ -66,32 +95,76 @@ class Handler:
         bodies = []
         for idx, job in enumerate(jobs):
             probabilities = [next(answers) for _ in job.images]
-            status, body = _answer(model, job, probabilities)
-            context.set_response_content_type(idx, JSON_TYPE)
-            context.set_response_status(code=status, idx=idx)
-            bodies.append(body)
+            answer = _answer(model, job, probabilities)
+            context.set_response_content_type(idx, JSON_TYPE if answer.json_length is None else BINARY_TYPE)
+            if answer.json_length is not None:
+                context.set_response_header(idx, INFER_LENGTH, str(answer.json_length))
+            context.set_response_status(code=answer.status, idx=idx)
+            bodies.append(answer.body)
         return bodies
 
 
 def _prepare(model: Model, row: Mapping[str, Any], context: Context, idx: int) -> Job:
     """Read and decode one row. Whatever goes wrong stays with this row: its batch-mates are other clients."""
+    asked = context.get_request_header(idx, INFER_HEADER)
+    job = Job(infer=asked is not None)
     try:
-        request = read_request(row, top_k=context.get_request_header(idx, TOP_K_HEADER))
-        return Job(request, [_decode(model, request, position) for position in range(len(request.images))])
+        row = _inflated(row, context, idx)
+        if asked is None:
+            job.request = read_request(row, top_k=context.get_request_header(idx, TOP_K_HEADER))
+        else:
+            job.request = read_infer(_whole(row), _json_length(asked), spec=model.preprocessing)
+        job.images = _decoded(model, job.request)
     except Refused as error:
-        return Job(refused=error)
+        job.refused = error
     except MemoryError:
-        return Job(refused=Refused(503, "out_of_memory", "not enough memory for this image now; try again later"))
+        job.refused = Refused(503, "out_of_memory", "not enough memory for this image now; try again later")
     except Exception:  # an error that leaves the handler would answer 503 to every request of the batch
         logger.exception("a request could not be read")
-        return Job(refused=_internal())
+        job.refused = _internal()
+    return job
 
 
-def _decode(model: Model, request: Request, position: int) -> Pixels:
+def _inflated(row: Mapping[str, Any], context: Context, idx: int) -> Mapping[str, Any]:
+    """Return the row without its Content-Encoding; what a plain TorchServe took apart never had one."""
+    encoding = context.get_request_header(idx, "content-encoding")
+    if encoding is None:
+        return row
+    limit = context.get_request_header(idx, LIMIT_HEADER)
+    return {"body": inflate(_whole(row), encoding, most=int(limit) if limit else MAX_DECODED_BYTES)}
+
+
+def _whole(row: Mapping[str, Any]) -> bytes:
+    """Return the body, as bytes, of a row that is nothing but a body."""
+    (value,) = row.values() if len(row) == 1 else (None,)
+    if not isinstance(value, (bytes, bytearray)):
+        raise Refused(400, "bad_json", "the body must be bytes of the type that its headers name")
+    return bytes(value)
+
+
+def _json_length(asked: str) -> int | None:
+    """Read what the balancer made of Inference-Header-Content-Length."""
+    if asked == "json":
+        return None
+    if not (asked.isascii() and asked.isdecimal() and len(asked) < 16):
+        raise Refused(400, "bad_tensor", "Inference-Header-Content-Length must be a whole number")
+    return int(asked)
+
+
+def _decoded(model: Model, request: Request | InferRequest) -> list[Pixels]:
+    if isinstance(request, InferRequest):
+        if request.pixels is not None:
+            return list(request.pixels)
+        return [_decode(model, image, position) for position, image in enumerate(request.images)]
+    listed = request.listed
+    return [_decode(model, image, at if listed else None) for at, image in enumerate(request.images)]
+
+
+def _decode(model: Model, image: bytes, position: int | None) -> Pixels:
     try:
-        return model.decode(request.images[position])
+        return model.decode(image)
     except BadImage as error:
-        raise refuse_image(error, position if request.listed else None) from error
+        raise refuse_image(error, position) from error
 
 
 def _run(model: Model, jobs: list[Job]) -> Sequence[Probabilities]:
@@ -109,23 +182,29 @@ def _run(model: Model, jobs: list[Job]) -> Sequence[Probabilities]:
         return []
 
 
-def _answer(model: Model, job: Job, probabilities: list[Probabilities]) -> tuple[int, bytes]:
-    """Return status and body for one row."""
+def _answer(model: Model, job: Job, probabilities: list[Probabilities]) -> Answer:
+    """Return the answer to one row."""
     refused = job.refused
     if refused is None and not all(np.isfinite(answer_K).all() for answer_K in probabilities):
         refused = Refused(500, "non_finite_output", "model produced non-finite output")
     if refused is not None:
-        return refused.status, error_bytes(refused)
-    assert job.request is not None
-    ranked = [rank(model, answer_K, top_k=job.request.top_k) for answer_K in probabilities]
-    return 200, answer_bytes(
-        {
-            "predictions": ranked if job.request.listed else ranked[0],
-            "model": model.name,
-            "version": model.version,
-            "digest": model.digest,
-        }
-    )
+        return Answer(refused.status, (infer_error if job.infer else error_bytes)(refused))
+    request = job.request
+    assert request is not None
+    if isinstance(request, InferRequest):
+        answers_BK = np.stack(probabilities)
+        body, json_length = answer_infer(
+            request, answers_BK, name=model.name, version=model.version, labels=model.labels
+        )
+        return Answer(200, body, json_length)
+    ranked = [rank(model, answer_K, top_k=request.top_k) for answer_K in probabilities]
+    answer = {
+        "predictions": ranked if request.listed else ranked[0],
+        "model": model.name,
+        "version": model.version,
+        "digest": model.digest,
+    }
+    return Answer(200, answer_bytes(answer))
 
 
 def rank(model: Model, answer_K: Probabilities, *, top_k: int) -> list[dict[str, Any]]:

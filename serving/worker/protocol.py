@@ -2,17 +2,20 @@
 
 Accepted: the bytes of an image; multipart/form-data with one or several images; JSON with base64: a string,
 `{"image": ...}`, `{"images": [...]}` or a list of strings or of `{"image": ...}`. JSON and forms arrive as raw bytes
-behind our balancer and already taken apart on a plain TorchServe. No message repeats any part of a request.
+behind our balancer and already taken apart on a plain TorchServe. Content-Encoding may be gzip or deflate. No message
+repeats any part of a request.
 
 Errors are `{"error": {"code": ..., "message": ...}}`: 400 no_image, bad_image, bad_json, bad_base64, bad_form,
-bad_top_k; 413 too_many_images, image_too_large; 415 unsupported_image, compressed_body; 500 non_finite_output,
-internal_error; 503 out_of_memory. `top_k` beyond the number of classes means all of them.
+bad_top_k, bad_encoding; 413 too_many_images, image_too_large, body_too_large; 415 unsupported_image, compressed_body,
+unsupported_encoding; 500 non_finite_output, internal_error; 503 out_of_memory. `top_k` beyond the number of classes
+means all of them.
 """
 
 import base64
 import binascii
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,6 +24,7 @@ from .preprocess import BadImage, TooManyPixels, UnsupportedImage, sniff
 
 DEFAULT_TOP_K = 5
 MAX_IMAGES = 16
+MAX_DECODED_BYTES = 16 << 20  # where no balancer says what the limit of a body is
 JSON_TYPE = "application/json"
 
 _FORMS = 'send the bytes of an image, a form with an image, or JSON such as {"image": "<base64>"}'
@@ -30,6 +34,7 @@ _BOUNDARY = re.compile(rb"--([0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?
 _PARAMETER = re.compile(rb';\s*([^\s;="]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;\s]*)')
 _WHITESPACE = b" \t\r\n"
 _DATA_URI = re.compile(r"\s*data:[^,]{0,200};base64,", re.IGNORECASE)
+_WINDOWS = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}  # deflate is zlib's format, and some send it bare
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -80,6 +85,26 @@ def read_request(row: Mapping[str, Any], *, top_k: str | None = None) -> Request
     return Request(images=tuple(images), listed=listed, top_k=_top_k(inner if top_k is None else top_k))
 
 
+def inflate(body: bytes, encoding: str | None, *, most: int = MAX_DECODED_BYTES) -> bytes:
+    """Return the body as it was before Content-Encoding `encoding`; raises Refused, also for more than `most` bytes."""
+    name = (encoding or "identity").strip().lower()
+    if name == "identity":
+        return body
+    if name not in _WINDOWS:
+        raise Refused(415, "unsupported_encoding", "Content-Encoding must be gzip, deflate or identity")
+    for window in _WINDOWS[name]:
+        decoder = zlib.decompressobj(window)
+        try:
+            decoded = decoder.decompress(body, most + 1)
+        except zlib.error:
+            continue
+        if len(decoded) > most:
+            raise Refused(413, "body_too_large", f"decoded, the body is larger than the limit of {most} bytes")
+        if decoder.eof and not decoder.unused_data:
+            return decoded
+    raise Refused(400, "bad_encoding", "the body is not what its Content-Encoding says, or it is cut off")
+
+
 def refuse_image(error: BadImage, position: int | None) -> Refused:
     """Return the answer for an image that cannot be used; `position` in a request that carries several."""
     where = "" if position is None else f"images[{position}]: "
@@ -118,17 +143,17 @@ def _read_bytes(body: bytes) -> Read:
     if sniff(body) is None:
         text = body.removeprefix(b"\xef\xbb\xbf").strip(_WHITESPACE)
         if text[:1] in (b"{", b"[", b'"') or _SCALAR.fullmatch(text):
-            return _read_json(_parse(text))
+            return _read_json(parse_json(text))
         if text.startswith(b"--") and (opened := _BOUNDARY.match(text)):
             return _read_parts(list(_split_form(text, opened)))
         if not text:
             raise Refused(400, "no_image", f"the body is empty; {_FORMS}")
         if text.startswith(b"\x1f\x8b"):
-            raise Refused(415, "compressed_body", "the body is compressed; send it without Content-Encoding")
+            raise Refused(415, "compressed_body", "the body is compressed; name it: Content-Encoding: gzip")
     return [body], False, None
 
 
-def _parse(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     """Parse strict JSON: no NaN, no field twice, no nesting beyond what the parser bears."""
     try:
         return json.loads(text.decode(), parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
@@ -151,14 +176,14 @@ def _read_json(value: Any) -> Read:
         top_k = value.get(_TOP_K)
         fields = value.keys() - {_TOP_K}
         if fields == {"image"}:
-            return [_base64(value["image"], "image")], False, top_k
+            return [read_base64(value["image"], "image")], False, top_k
         if fields == {"images"} and isinstance(value["images"], list):
             return _read_list(value["images"]), True, top_k
         raise Refused(400, "bad_json", 'the JSON object must have either the field "image" or the list "images"')
     if isinstance(value, list):
         return _read_list(value), True, None
     if isinstance(value, str):
-        return [_base64(value, "image")], False, None
+        return [read_base64(value, "image")], False, None
     raise Refused(400, "bad_json", f"this JSON holds no image; {_FORMS}")
 
 
@@ -170,11 +195,11 @@ def _read_list(items: list[Any]) -> list[bytes]:
         field = f"images[{position}]"
         if isinstance(item, dict) and item.keys() != {"image"}:
             raise Refused(400, "bad_json", f'{field} must be a base64 string or an object with the field "image"')
-        images.append(_base64(item["image"] if isinstance(item, dict) else item, field))
+        images.append(read_base64(item["image"] if isinstance(item, dict) else item, field))
     return images
 
 
-def _base64(value: Any, field: str) -> bytes:
+def read_base64(value: Any, field: str) -> bytes:
     """Decode base64 with or without data-URI prefix and padding, in either alphabet, across lines."""
     if not isinstance(value, str):
         raise Refused(400, "bad_base64", f'"{field}" must be a string of base64')
