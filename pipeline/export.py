@@ -81,7 +81,7 @@ def export(context: Context) -> StageResult:
     for name in source.manifest.models:
         model = load_model(source, name)
         path = context.out / f"{name}.onnx"
-        metadata = origin_of(name, source, labels=dataset.labels)
+        metadata = origin_of(name, source, weights=name, labels=dataset.labels)
         if model.spec.int8:
             metadata |= {
                 "weight_bits": str(max(model.spec.int8.values())),
@@ -110,14 +110,14 @@ def export(context: Context) -> StageResult:
     return add_static(result, context.out, images, validation, config=recipe.static, bits=bits)
 
 
-def origin_of(name: str, source: Artifact, *, labels: Sequence[str]) -> dict[str, str]:
+def origin_of(name: str, source: Artifact, *, weights: str, labels: Sequence[str]) -> dict[str, str]:
     """Return what the graph of candidate `name` says of itself: whose weights it holds, and from which artifacts."""
     return {
         "labels": json.dumps(labels),
         "candidate": name,
         "compress_key": source.manifest.key,
         "train_key": source.manifest.parent or "",
-        "weights_sha256": source.manifest.files[f"{float_of(name)}.safetensors"],
+        "weights_sha256": source.manifest.files[f"{weights}.safetensors"],
     }
 
 
@@ -141,7 +141,7 @@ def add_half(
             continue
         model, path = load_model(source, base), out / f"{name}.onnx"
         try:
-            metadata = origin_of(name, source, labels=labels)
+            metadata = origin_of(name, source, weights=base, labels=labels)
             export_onnx(in_half(model), path, opset=config.opset, metadata=metadata)
             required, provider = config.min_agreement, config.provider
             worst = check_parity(model, path, validation, min_agreement=required, name=name, provider=provider)
