@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from serving.errors import StackError
+from serving.openapi import document
 from serving.rundir import Model
 from serving.topology import Topology
 from serving.torchserve import render
@@ -116,7 +117,9 @@ def config(topology: Topology, model: Model) -> str:
         v2_models=v2_bases(model),
         v2_server=shlex.quote(json.dumps(server)),
         v2_model=shlex.quote(json.dumps(v2_metadata(model))),
-        unknown_path=answer(404, f"not found; there are /predictions/{model.name}, /healthz, /readyz and /v2"),
+        unknown_path=answer(
+            404, f"not found; there are /predictions/{model.name}, /healthz, /readyz, /v2 and /openapi.json"
+        ),
         only_get=answer(405, "this path answers GET and HEAD"),
         only_post=answer(405, "send the image with POST"),
         not_ready=answer(503, "no replica is ready; try again later", code="not_ready"),
@@ -162,6 +165,7 @@ def write(topology: Topology, model: Model, *, binary: Path) -> None:
         too_large_infer=json.dumps({"error": message}),
     )
     (topology.run_dir / "refuse.lua").write_text(refusal)
+    (topology.run_dir / "openapi.json").write_text(json.dumps(document(model, topology.limits), separators=(",", ":")))
     path = topology.run_dir / "haproxy.cfg"
     path.write_text(config(topology, model))
     result = subprocess.run([binary, "-c", "-f", path], capture_output=True, text=True, check=False)

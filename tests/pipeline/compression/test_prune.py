@@ -43,6 +43,18 @@ def test_half_of_the_channels_are_gone_and_the_classes_stay() -> None:
     assert state["fc.weight"].shape == (10, 32)
 
 
+@pytest.mark.parametrize("scope", ["uniform", "global"])
+def test_channels_that_matter_least_go(scope: str) -> None:
+    dense = model("lenet")
+    with torch.no_grad():
+        for name, layer in dense.net.named_modules():
+            if name in ("conv1", "conv2", "fc1"):
+                layer.weight[1::2] *= 100  # type: ignore[union-attr,index,operator]
+    pruned = halved(dense, round_to=1, scope=scope).net.state_dict()
+    for name in ("conv1", "conv2", "fc1"):
+        assert torch.equal(pruned[f"{name}.bias"], dense.net.state_dict()[f"{name}.bias"][1::2])
+
+
 @pytest.mark.parametrize("round_to", [8, 16])
 def test_widths_stay_multiples_of_what_the_recipe_says(round_to: int) -> None:
     state = halved(model("resnet18", 32), ratio=0.3, round_to=round_to).net.state_dict()
