@@ -1,4 +1,4 @@
-"""The endpoint keeps what its OpenAPI document says: a generator of requests that we did not write looks for breaches."""
+"""The endpoint answers as its OpenAPI document says: a generator of requests, not ours, looks for breaches."""
 
 import subprocess
 import sys
