@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ def test_port_in_use_is_found_before_anything_starts(
         with pytest.raises(UserError, match=f"port {port} is in use"):
             stack.start(stub_archive(tmp_path), port=port, options=Options(), say=print)
     assert not (base / str(port)).exists()  # nothing was started, so there is nothing to look at
+
+
+def test_archive_for_a_gpu_starts_nothing_where_there_is_none(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "start_supervisor", nothing_started)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    archive = replace(stub_archive(tmp_path), provider="cuda")
+    with pytest.raises(UserError, match="made for cuda, but no NVIDIA GPU is visible"):
+        stack.start(archive, port=free_port(), options=Options(), say=print)
+    assert list(base.glob("*/")) == []
 
 
 def test_archive_that_changes_while_it_is_read_is_refused(

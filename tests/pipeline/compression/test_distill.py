@@ -18,7 +18,7 @@ def test_teacher_alone_decides_when_the_recipe_says_so() -> None:
 
 
 def test_loss_mixes_both_and_keeps_the_softened_gradients_as_large_as_the_others() -> None:
-    """Hinton et al. (2015), section 2: gradients of softened answers shrink with 1/T^2, so they are multiplied by T^2."""
+    """Hinton et al. (2015), section 2: softened gradients shrink with 1/T^2, so they are multiplied by T^2."""
     spec = ModelSpec(name="lenet", num_classes=3, channels=1, height=SIZE, width=SIZE, mean=(0.5,), std=(0.5,))
     teacher, student = build(spec).eval(), build(spec).eval()
     pixels, labels = torch.randint(0, 256, (4, SIZE, SIZE, 1), dtype=torch.uint8), torch.tensor([0, 1, 2, 0])
