@@ -10,15 +10,16 @@ import torch
 from onnx import numpy_helper
 from torch import nn
 
-from pipeline.artifact import StageResult, publish
+from pipeline.artifact import Artifact, StageResult, publish
 from pipeline.compression.half import in_half
-from pipeline.config import ExportConfig, StaticConfig
-from pipeline.data import Arrays, Split
+from pipeline.config import ExportConfig, StaticConfig, load_recipe
+from pipeline.data import Arrays, DataSet, Split
 from pipeline.errors import PipelineError
-from pipeline.export import add_half, add_static, check_parity, compare, export_onnx
+from pipeline.export import add_half, add_static, check_parity, compare, export, export_onnx
 from pipeline.loader import Images, open_images
 from pipeline.models import Classifier, ModelSpec, build, save_weights
 from pipeline.session import open_session, probabilities
+from pipeline.stage import Context
 from serving.worker.contents import PROVIDERS
 from serving.worker.preprocess import Preprocessing
 
@@ -205,17 +206,49 @@ def test_every_float_graph_gets_a_static_candidate(tmp_path: Path, images: Image
     assert result.report["static"]["static"]["trial"]["agreement"] == result.metrics["static_agreement"]
 
 
-def with_half(folder: Path, images: Images, monkeypatch: pytest.MonkeyPatch, *, agreement: float) -> StageResult:
-    """Add the float16 form of a published model; the CPU stands in for the GPU under its name."""
-    monkeypatch.setitem(PROVIDERS, "cuda", ())
+def compressed(folder: Path, *names: str) -> Artifact:
+    """Publish a network under each name, as the compress stage does."""
     model = network()
 
     def work(out: Path) -> StageResult:
-        save_weights(model, out / "pruned.safetensors")
-        return StageResult(data={}, models={"pruned": model.spec.model_dump(mode="json")})
+        for name in names:
+            save_weights(model, out / f"{name}.safetensors")
+        return StageResult(data={}, models={name: model.spec.model_dump(mode="json") for name in names})
 
     facts: dict[str, Any] = {"source": "", "config": {}, "parent": None, "versions": {}, "data": {}}
-    source = publish(folder / "made", stage="compress", facts=facts, work=work)
+    return publish(folder, stage="compress", facts=facts, work=work)
+
+
+@pytest.mark.parametrize(
+    ("provider", "made"),
+    [
+        ("cpu", ["fp32", "pruned", "static", "pruned-static"]),
+        ("cuda", ["fp32", "pruned", "fp16", "pruned-fp16"]),
+        ("tensorrt", ["fp32", "pruned", "fp16", "pruned-fp16", "static", "pruned-static"]),
+    ],
+)
+def test_stage_makes_what_the_provider_has_kernels_for(
+    tmp_path: Path, images: Images, monkeypatch: pytest.MonkeyPatch, provider: str, made: list[str]
+) -> None:
+    for name in ("cuda", "tensorrt"):
+        monkeypatch.setitem(PROVIDERS, name, ())
+    dataset = DataSet(("a", "b", "c", "d"), train=images.split, val=images.split, test=images.split)
+    monkeypatch.setattr("pipeline.export.open_dataset", lambda _config, *, cache: dataset)
+    size = ("--data.height=16", "--data.width=16", "--data.channels=1")
+    loose = ("--static.max_loss=100", "--static.methods=minmax", "--export.min_agreement=0.5")
+    recipe = load_recipe("digits", [*size, *loose, f"--export.provider={provider}"])
+    out = tmp_path / "out"
+    out.mkdir()
+    source = compressed(tmp_path / "made", "fp32", "pruned")
+    result = export(Context(recipe, source, out, tmp_path / "resume", tmp_path, tmp_path / "telemetry"))
+    assert list(result.models) == made
+    assert all((out / f"{name}.onnx").is_file() for name in made)
+
+
+def with_half(folder: Path, images: Images, monkeypatch: pytest.MonkeyPatch, *, agreement: float) -> StageResult:
+    """Add the float16 form of a published model; the CPU stands in for the GPU under its name."""
+    monkeypatch.setitem(PROVIDERS, "cuda", ())
+    source = compressed(folder / "made", "pruned")
     result = StageResult(data={}, models=source.manifest.models, report={"notes": ["first"]})
     config = ExportConfig(provider="cuda", min_agreement=agreement)
     return add_half(result, folder, source, images, labels=["a"], config=config)
