@@ -86,7 +86,7 @@ def _replica(stack: Stack, replica: Replica, process: Process, server: Server | 
         pid=process.pid,
         rss_mib=_rss_mib(process.pid),
         uptime_s=round(time.time() - process.started_at, 1) if process.pid else 0.0,
-        error="" if condition == "ready" else _error(replica, process, launcher),
+        error="" if condition == "ready" else _error(replica, process, launcher, held=watched.held),
     )
 
 
@@ -100,11 +100,12 @@ def _condition(process: Process, launcher: ReplicaState | None, *, held: bool, r
     return "starting" if launcher and launcher.phase in ("starting", "loading") else "not ready"
 
 
-def _error(replica: Replica, process: Process, launcher: ReplicaState | None) -> str:
+def _error(replica: Replica, process: Process, launcher: ReplicaState | None, *, held: bool) -> str:
     if launcher and launcher.phase == "failed":
         return launcher.error
     if launcher and launcher.pid == process.pid:
-        return torchserve.last_error(replica)
+        # One that is held may just have been started once more, and has nothing to say yet: the one before has.
+        return torchserve.last_error(replica) or (torchserve.launcher_error(replica) if held else "")
     # Nothing was reported by the launcher that runs, or ran last: it may have crashed.
     return torchserve.launcher_error(replica) or torchserve.last_error(replica)
 

@@ -17,7 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.package import build_archive
 from tests.colour import LABELS, SPEC, TOLERANCE, colour_archive, colour_onnx, golden_of
 
-CODE = ["__init__", "contents", "cpu", "handler", "model", "preprocess", "protocol"]
+CODE = ["__init__", "contents", "cpu", "handler", "infer", "model", "preprocess", "protocol"]
 
 
 def arguments(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Rows in, answers out: one bad row harms no other."""
 
 import base64
-import gzip
 import json
 import logging
-import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,45 +15,8 @@ from serving.worker.handler import Handler, rank
 from serving.worker.model import Model, Probabilities
 from serving.worker.protocol import read_request
 from tests.colour import LABELS, colour_archive, png, unpack
+from tests.serving.worker.batch import Answers, FakeContext, initialize
 from tests.serving.worker.images import BLUE, GREEN, RED, encode, halves, photo, solid
-
-
-class FakeContext:
-    """What TorchServe hands a handler, as far as it is used, with what was set in it."""
-
-    def __init__(self, directory: Path, *, headers: Sequence[dict[str, str]] = ()) -> None:
-        self.system_properties: dict[str, Any] = {"model_dir": str(directory), "gpu_id": None}
-        self.headers = list(headers)
-        self.statuses: dict[int, int] = {}
-        self.types: dict[int, str] = {}
-        self.sent: dict[int, dict[str, str]] = {}
-
-    def get_request_header(self, idx: int, key: str) -> str | None:
-        return self.headers[idx].get(key) if idx < len(self.headers) else None
-
-    def set_response_content_type(self, idx: int, value: str) -> None:
-        self.types[idx] = value
-
-    def set_response_header(self, idx: int, key: str, value: str) -> None:
-        self.sent[idx] = {key: value}
-
-    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        self.statuses[idx] = code
-
-
-class Answers:
-    """The answers to one batch."""
-
-    def __init__(self, served: Handler, rows: Sequence[dict[str, Any]], context: FakeContext) -> None:
-        bodies = served.handle(rows, context)
-        assert all(isinstance(body, bytes) for body in bodies)
-        assert context.types == dict.fromkeys(range(len(rows)), "application/json")
-        self.statuses = [context.statuses[idx] for idx in range(len(rows))]
-        self.bodies: list[Any] = [json.loads(body, parse_constant=pytest.fail) for body in bodies]
-
-    def best(self, idx: int = 0) -> str:
-        """Return the first label of the answer for one image."""
-        return str(self.bodies[idx]["predictions"][0]["label"])
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +33,6 @@ def loaded(directory: Path) -> Handler:
 def failing(directory: Path) -> Handler:
     """A handler of its own, whose model may be replaced."""
     return initialize(directory)
-
-
-def initialize(directory: Path) -> Handler:
-    served = Handler()
-    served.initialize(FakeContext(directory))
-    return served
 
 
 def send(served: Handler, *bodies: Any, top_k: str | None = None) -> Answers:
@@ -350,53 +304,3 @@ def replace_run(served: Handler, change: Any) -> None:
 def spoil(answers: Probabilities, row: int) -> Probabilities:
     answers[row, 3] = np.nan
     return answers
-
-
-def infer_body(**changed: object) -> bytes:
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(png("red")).decode()]}
-    return json.dumps({"inputs": [tensor | changed]}).encode()
-
-
-def test_a_tensor_request_is_answered_beside_an_ordinary_one(loaded: Handler) -> None:
-    context = FakeContext(Path(), headers=[{"x-infer": "json"}, {}])
-    answers = Answers(loaded, [{"body": infer_body()}, {"body": png("blue")}], context)
-    assert answers.statuses == [200, 200]
-    first, second = answers.bodies[0]["outputs"]
-    assert (first["name"], first["shape"], second["data"]) == ("probabilities", [1, len(LABELS)], ["red"])
-    assert first["data"][0] > 0.99
-    assert answers.best(1) == "blue"
-
-
-def test_a_bad_tensor_request_is_refused_in_the_protocols_shape(loaded: Handler) -> None:
-    context = FakeContext(Path(), headers=[{"x-infer": "json"}, {"x-infer": "json"}, {"x-infer": "2x"}])
-    rows = [{"body": infer_body(shape=[2])}, {"body": infer_body(data=["bm9uZQ=="])}, {"body": infer_body()}]
-    answers = Answers(loaded, rows, context)
-    assert answers.statuses == [400, 415, 400]
-    assert [set(body) for body in answers.bodies] == [{"error"}] * 3
-    assert answers.bodies[0]["error"] == '"image" must hold as many images as its shape says: 2'
-    assert answers.bodies[1]["error"].startswith("images[0]: ")
-
-
-def test_binary_tensors_come_back_behind_the_json_with_its_length(loaded: Handler) -> None:
-    head = {"parameters": {"binary_data_output": True}, "inputs": json.loads(infer_body())["inputs"]}
-    context = FakeContext(Path(), headers=[{"x-infer": "json"}])
-    (body,) = loaded.handle([{"body": json.dumps(head).encode()}], context)
-    length = int(context.sent[0]["inference-header-content-length"])
-    assert context.types == {0: "application/octet-stream"}
-    sizes = [output["parameters"]["binary_data_size"] for output in json.loads(body[:length])["outputs"]]
-    assert sizes == [4 * len(LABELS), 7]
-    assert len(body) == length + sum(sizes)
-    assert np.frombuffer(body[length : length + sizes[0]], "<f4").argmax() == 0
-    assert body[-7:] == b"\x03\0\0\0red"
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-def test_a_compressed_body_is_read(loaded: Handler, encoding: str) -> None:
-    body = gzip.compress(png("red")) if encoding == "gzip" else zlib.compress(png("red"))
-    context = FakeContext(
-        Path(), headers=[{"content-encoding": encoding}, {"content-encoding": encoding, "x-body-limit": "9"}]
-    )
-    answers = Answers(loaded, [{"body": body}, {"body": body}], context)
-    assert answers.statuses == [200, 413]
-    assert answers.best() == "red"
-    assert "larger than the limit of 9 bytes" in answers.bodies[1]["error"]["message"]

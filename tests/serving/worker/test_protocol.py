@@ -1,17 +1,14 @@
 """What a request may look like and what it is answered."""
 
 import base64
-import gzip
 import json
 import time
-import tracemalloc
-import zlib
 from typing import Any
 
 import pytest
 
 from serving.worker.preprocess import BadImage, TooManyPixels, UnsupportedImage
-from serving.worker.protocol import MAX_IMAGES, Refused, answer_bytes, error_bytes, inflate, read_request, refuse_image
+from serving.worker.protocol import MAX_IMAGES, Refused, answer_bytes, error_bytes, read_request, refuse_image
 from tests.serving.worker.images import BLUE, GREEN, RED, encode, solid
 
 PNG, PNG_2, PNG_3 = (encode(solid(colour)) for colour in (RED, GREEN, BLUE))
@@ -354,53 +351,3 @@ def test_an_answer_is_strict_json() -> None:
     assert answer_bytes({"label": "ü", "p": 0.5}) == '{"label":"ü","p":0.5}'.encode()
     with pytest.raises(ValueError, match="not JSON compliant"):
         answer_bytes({"p": float("nan")})
-
-
-BARE = zlib.compressobj(wbits=-15)
-DEFLATED_BARE = BARE.compress(PNG) + BARE.flush()
-
-
-@pytest.mark.parametrize(
-    ("body", "encoding"),
-    [
-        (PNG, None),
-        (PNG, "identity"),
-        (gzip.compress(PNG), "gzip"),
-        (gzip.compress(PNG), " X-GZIP"),
-        (zlib.compress(PNG), "deflate"),
-        (DEFLATED_BARE, "deflate"),
-    ],
-)
-def test_a_named_encoding_is_taken_off(body: bytes, encoding: str | None) -> None:
-    assert inflate(body, encoding) == PNG
-    assert inflate(body, encoding, most=len(PNG)) == PNG
-
-
-@pytest.mark.parametrize(
-    ("body", "encoding", "status", "code"),
-    [
-        (PNG, "br", 415, "unsupported_encoding"),
-        (PNG, "gzip, gzip", 415, "unsupported_encoding"),
-        (PNG, "gzip", 400, "bad_encoding"),
-        (gzip.compress(PNG)[:-9], "gzip", 400, "bad_encoding"),
-        (gzip.compress(PNG) + b"more", "gzip", 400, "bad_encoding"),
-        (b"", "deflate", 400, "bad_encoding"),
-        (gzip.compress(bytes(2_000_000)), "gzip", 413, "body_too_large"),
-        (zlib.compress(bytes(2_000_000)), "deflate", 413, "body_too_large"),
-    ],
-)
-def test_an_encoding_that_does_not_fit_the_body_is_refused(body: bytes, encoding: str, status: int, code: str) -> None:
-    with pytest.raises(Refused) as caught:
-        inflate(body, encoding, most=1_000_000)
-    assert (caught.value.status, caught.value.code) == (status, code)
-
-
-def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
-    """100 MB of zeros in 100 kB: no more of them than the limit is ever held."""
-    bomb = gzip.compress(bytes(100_000_000))
-    tracemalloc.start()
-    with pytest.raises(Refused):
-        inflate(bomb, "gzip", most=1_000_000)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 4_000_000
