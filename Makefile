@@ -36,7 +36,7 @@ help: ## Print every target
 	@printf '  ONNX      a finished classifier to compress, package and serve instead of training one\n'
 	@printf '  DATA      your images: DATA/train/CLASS/*.jpg and, if there are, DATA/val and DATA/test\n'
 	@printf '  NPROC     training processes; REPLICAS and PORT shape the served stack\n'
-	@printf '  FORCE     1: make the last stage again although it is there, and what follows from it\n'
+	@printf '  FORCE     1: make the last stage of the target again although it is there\n'
 	@printf '  ARGS      more for the command behind the target, as you would type it in a shell; not for stop\n'
 	@printf '  PYTHON    the Python (3.11-3.13) that makes the environment; VENV where it stands (.venv)\n'
 
